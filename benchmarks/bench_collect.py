@@ -18,7 +18,6 @@ import torch
 from common import parser, report, requests_of
 
 from specctl.collect.live import header_of
-from specctl.collect.recorder import RecorderConfig
 from specctl.collect.rounds import TraceRecorder
 from specctl.collect.trace_writer import TraceWriter
 from specctl.policy import Policy
@@ -53,7 +52,6 @@ def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--policy", default="eagle2", help="static policy")
     options.add_argument("--repeats", type=int, default=3, help="passes over the prompts")
-    options.add_argument("--when-full", default="block", help="block or drop")
     options = options.parse_args()
     torch.set_num_threads(options.threads)
     pair = load_pair("embedded", "embedded", device=options.device, dtype=options.dtype)
@@ -75,7 +73,7 @@ def measure(
 ) -> tuple[list[dict[str, Any]], float]:
     """Rows without and with recording, and the seconds that closing the recorder took."""
     seconds, rounds = {"bare": 0.0, "recorded": 0.0}, 0
-    with recording(pair, policy, RecorderConfig(when_full=options.when_full)) as recorder:
+    with recording(pair, policy) as recorder:
         observer = Timed(recorder)
         # Only one loop at a time holds a model's memory.
         other = load_pair("embedded", "embedded", device=options.device, dtype=options.dtype)
@@ -100,30 +98,30 @@ def measure(
         start = time.perf_counter()
         recorder.close()
         close_s = time.perf_counter() - start
-    bare_s, lost = seconds["bare"], recorder.losses.num_prompts
-    bare = line("embedded pair, bare", bare_s, rounds, bare_s, 0.0, 0)
+    bare_s = seconds["bare"]
+    bare = line("embedded pair, bare", bare_s, rounds, bare_s, 0.0)
     recorded = seconds["recorded"]
     return [
         bare,
-        line("embedded pair, recorded", recorded, rounds, bare_s, observer.seconds, lost),
+        line("embedded pair, recorded", recorded, rounds, bare_s, observer.seconds),
     ], close_s
 
 
 @contextmanager
-def recording(pair: Pair, policy: Policy, config: RecorderConfig) -> Iterator[TraceRecorder]:
+def recording(pair: Pair, policy: Policy) -> Iterator[TraceRecorder]:
     """A recorder into a folder that is thrown away."""
     with (
         tempfile.TemporaryDirectory() as folder,
         TraceWriter.open(
             Path(folder) / "traces", header_of(pair, policy, DecodeSettings(64))
         ) as out,
-        TraceRecorder(out, config) as recorder,
+        TraceRecorder(out) as recorder,
     ):
         yield recorder
 
 
 def line(
-    system: str, seconds: float, rounds: int, bare_s: float, inside_s: float, dropped: int
+    system: str, seconds: float, rounds: int, bare_s: float, inside_s: float
 ) -> dict[str, Any]:
     """One row of the table; `on_round` is what the decoding thread itself spends on recording."""
     return {
@@ -134,7 +132,6 @@ def line(
         "cost_percent": 100 * (seconds / bare_s - 1),
         "on_round_us": 1e6 * inside_s / rounds,
         "on_round_percent": 100 * inside_s / bare_s,
-        "dropped_prompts": dropped,
     }
 
 

@@ -26,7 +26,8 @@ from kernels.timing import Row, print_table
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.files import load_cost_model, save_cost_model
 from specctl.replay.cost.model import TableCost
-from specctl.replay.cost.profile import profile, timed_rounds
+from specctl.replay.cost.probe import Bench
+from specctl.replay.cost.profile import profile
 from specctl.runtime.capture import GraphSettings
 from specctl.runtime.load import Pair, load_pair
 
@@ -92,21 +93,20 @@ def main() -> None:
     device = torch.device(given.device)
     shape = "tiny" if given.small else given.shape or ("8b" if device.type == "cuda" else EMBEDDED)
     pair = pair_of(shape, device)
-    graphs = timed_rounds(given.rounds, pair)
+    bench = Bench.of(pair, given.rounds)
     given.out.mkdir(parents=True, exist_ok=True)
-    is_default = (graphs is None) == (GraphSettings().capture_on((device,)) is None)
+    is_default = (bench.graphs is None) == (GraphSettings().capture_on((device,)) is None)
     suffix = "" if is_default else "-ordinary"
     path = given.out / f"cost_model-{shape}-{device.type}{suffix}.json"
     for grid in STAGES.get(shape, (GRIDS[shape],)):
-        model = profile(pair, grid, graphs=graphs)
+        model = profile(bench, grid)
         save_cost_model(model, path)
         record = load_cost_model(path)
         assert isinstance(record, TableCost)
-        errors = ", ".join(f"{name} {error.mape:.1%}" for name, error in record.held_out.items())
         print(
             f"{record.pair.target} + {record.pair.drafter}, {record.machine.dtype}, "
             f"{record.machine.device}, {record.rounds} rounds: ms to verify; mean error at "
-            f"held-out points: {errors}; {path.name} {model.digest}",
+            f"held-out points: {record.held_out_text}; {path.name} {model.digest}",
             flush=True,
         )
         print_table(verify_rows(record))

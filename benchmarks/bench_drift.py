@@ -28,12 +28,11 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.replay.cost.files import load_cost_model
 from specctl.replay.metrics import Sums
-from specctl.replay.tune.evaluators import LogEvaluator, Objective
+from specctl.replay.tune.evaluators import LogEvaluator, make_objective
 from specctl.runtime.words import resolve_policy
 from specctl.stats import Resamples
-from specctl.watch.alarm import wealth
-from specctl.watch.drift import ranks_of, whole_wealth
-from specctl.watch.signals import Prompts, read_prompts
+from specctl.watch.drift import evidence
+from specctl.watch.signals import Prompts, over, read_prompts, watched
 
 SERVED = "threshold:min_level_prob=0.3"
 REFERENCE, CHANGE, LENGTH, DAY = 300, 500, 1000, 100
@@ -138,7 +137,7 @@ def built(given: argparse.Namespace) -> World:
     )
     words = (*THRESHOLDS, *STATICS)
     log = DenseLog.open(TraceSet.open(*map(str, given.traces), verify=False))
-    evaluate = LogEvaluator(log, load_cost_model(given.cost_model), Objective("latency"))
+    evaluate = LogEvaluator(log, load_cost_model(given.cost_model), make_objective())
     names = tuple(pool.ids[:num_better])
     found = evaluate([resolve_policy(one).policy for one in words], names)
     return World(pool, kinds, words, np.stack([summed(one) for one in found]), num_better)
@@ -204,9 +203,7 @@ def row_of(name: str, change: str, strength: float, rings: Longs) -> Row:
 
 def ours(reference: Prompts, stream: Prompts, alpha: float, seed: int) -> int:
     """`specctl drift`."""
-    ranks = ranks_of(reference, stream, seed)
-    own = {group: wealth(np.stack([*found.values()], 1)) for group, found in ranks.items()}
-    rung = whole_wealth(own) >= 1 / alpha
+    rung = evidence(watched(reference, stream), seed)[-1] >= 1 / alpha
     return int(rung.argmax()) if rung.any() else len(rung)
 
 
@@ -229,7 +226,7 @@ def rolling(reference: Prompts, stream: Prompts, alpha: float, seed: int) -> int
 def daily(reference: Prompts, stream: Prompts, alpha: float, seed: int) -> int:
     """Welch's test of the day's tokens per call against the reference, at level alpha every day."""
     del seed
-    known, seen = (one.figure("tokens per call") for one in (reference, stream))
+    known, seen = map(over, watched(reference, stream)["tokens per call"]["tokens per call"])
     for end in range(DAY, len(stream) + 1, DAY):
         if ttest_ind(known, seen[end - DAY : end], equal_var=False).pvalue < alpha:
             return end - 1

@@ -23,10 +23,9 @@ from typing import Any
 
 from common import parser, report
 
-from specctl.collect.cluster import cluster
 from specctl.collect.config import CollectConfig
 from specctl.collect.prompts import Prompt, load_prompts
-from specctl.collect.workers import Driver, Work
+from specctl.collect.workers import Driver, Work, cluster
 from specctl.runtime.config import DecodingConfig
 from specctl.runtime.words import resolve_policy
 
@@ -76,7 +75,7 @@ def by_workers(number: int, work: Work, prompts: Sequence[Prompt]) -> dict[str, 
     with cluster(number, None, threads=1, gpus=0, device="cpu") as found:
         driver = Driver(found, work)
         driver.load()
-        summary = work.counts(driver.plan(prompts, None))
+        summary, _ = driver.plan(prompts, None)
         loaded = time.perf_counter()
         driver.collect(prompts, None, summary)
         ended = time.perf_counter()

@@ -99,7 +99,7 @@ def replay_rows(log: DenseLog, given: argparse.Namespace) -> Iterator[dict[str, 
 
 
 def sizes(log: DenseLog) -> tuple[int, int]:
-    chunks = [(c.positions.num_rows, c.num_nodes) for c in log.chunks(with_entropy=False)]
+    chunks = [(c.positions.num_rows, c.num_nodes) for c in log.chunks(extra=())]
     positions, nodes = (sum(column) for column in zip(*chunks, strict=True))
     return positions, nodes
 

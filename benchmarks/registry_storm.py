@@ -173,8 +173,7 @@ def _heard(lives: dict[int, _Life], history: History, num_ops: int) -> Iterator[
 def audit(registry: Registry, history: History) -> dict[str, int]:
     """The registry against what workers were told; all laws by assertion.
 
-    Reading the log proves that generations are dense and chained, and that each move follows the
-    alias's last one.
+    Reading the log proves that generations are dense and chained.
     """
     entries = registry.log(NAME).entries
     for generation, digest in history.published.items():
@@ -184,8 +183,6 @@ def audit(registry: Registry, history: History) -> dict[str, int]:
         assert isinstance(action, Move), "an acked move lost"
         assert action.digest == digest, "an acked move lost"
     moves = [one.entry.action for one in entries if isinstance(one.entry.action, Move)]
-    before = [move.expected_generation for move in moves]
-    assert len(set(before)) == len(before), "two moves of one predecessor"
     damage = verify(registry, Trust()).findings
     assert not damage, damage[:3]
     return {

@@ -10,26 +10,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from specctl.errors import OutputError, UsageError, reason_of
+from specctl.errors import OutputError, reason_of
 from specctl.formatting import Table
-from specctl.progress import show_progress
-
-if TYPE_CHECKING:
-    from specctl.runtime.requests import OnTokens, Request
-
-    TokenPrinter = Callable[[Any], OnTokens]
+from specctl.progress import Tick, show_progress
 
 _DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
 PIPED_WIDTH = 1 << 16
 """Columns in a pipe, so that no text is wrapped or cut."""
-
-
-class Ticker(Protocol):
-    """Advances a progress bar."""
-
-    def __call__(self, count: int = 1) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +82,7 @@ def prepare_output() -> None:
 
 
 @contextmanager
-def progress(label: str, total: int | None) -> Iterator[Ticker]:
+def progress(label: str, total: int | None) -> Iterator[Tick]:
     """A bar with the time left on standard error, only on a terminal; None: unknown total."""
     from rich.console import Console
     from rich.progress import (
@@ -110,7 +99,7 @@ def progress(label: str, total: int | None) -> Iterator[Ticker]:
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns, *times, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=total)
-        yield lambda count=1: bar.advance(task, count)
+        yield lambda count: bar.advance(task, count)
 
 
 @contextmanager
@@ -177,7 +166,7 @@ def _pieces(part: Any) -> Iterator[Any]:
     from rich.console import Group
     from rich.text import Text
 
-    from specctl.artifacts.describe import Description
+    from specctl.artifacts.card import Description
 
     if isinstance(part, Group):
         for one in part.renderables:
@@ -236,34 +225,3 @@ def _is_plain(character: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def token_printer(*, stream: bool, batch_size: int, as_json: bool) -> TokenPrinter | None:
-    """A printer of texts as they are emitted, each under a heading; None without `--stream`.
-
-    Raises:
-        UsageError: texts of one batch would run into each other, or into the JSON.
-    """
-    if not stream:
-        return None
-    if batch_size != 1 or as_json:
-        raise UsageError(
-            "--stream prints one text at a time", hint="give --batch-size 1, and no --json"
-        )
-
-    def printer(tokenizer: Any) -> OnTokens:
-        from specctl.runtime.conversations import TextStream
-
-        streams: dict[str, Any] = {}
-
-        def on_tokens(request: Request, tokens: list[int]) -> None:
-            if request.request_id not in streams:
-                streams.clear()
-                streams[request.request_id] = TextStream(tokenizer)
-                sys.stdout.write(f"\n--- {request.request_id}\n")
-            sys.stdout.write(streams[request.request_id].feed(tokens))
-            sys.stdout.flush()
-
-        return on_tokens
-
-    return printer

@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specctl.artifacts.describe import Description, describe_artifact
+from specctl.artifacts.card import Description, describe_artifact
 from specctl.artifacts.files import kind_of
 from specctl.console import Answer
 from specctl.errors import InputError, StoreError, TraceError
-from specctl.formatting import sampling
+from specctl.formatting import number, sampling
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference
 from specctl.registry.opening import is_registry
 from specctl.runtime.references import artifact_at
 from specctl.stores import is_store_url
-
-if TYPE_CHECKING:
-    from specctl.artifacts.load import Artifact
 
 
 def describe_named(what: str) -> Answer:
@@ -32,40 +29,31 @@ def describe_named(what: str) -> Answer:
     """
     from specctl.logs.trace_files import split_reference as split_snapshot
 
-    if _is_in_registry(what):
-        return _artifact(artifact_at(what, None))
-    _check_digest(what)
+    named, path = split_reference(what), Path(what)
+    if named is not None:
+        registry, reference = named
+        # A snapshot of traces in a bucket looks like the digest of an artifact.
+        is_digest = reference.digest is not None
+        if reference.alias is not None or (is_digest and is_registry(registry)):
+            return _artifact(what)
     place, snapshot = split_snapshot(what)
-    if is_store_url(place):
-        return _bucket(what, place)
-    if snapshot is not None or (Path(what) / "trace.json").is_file():
-        return _traces(what)
-    return _folder(Path(what))
-
-
-def _check_digest(what: str) -> None:
-    """Raises `InputError` for an incomplete digest, rather than for a missing path."""
     digits = what.rpartition("@sha256:")[2]
-    is_short = "@sha256:" in what and not re.fullmatch(r"[0-9a-f]{64}", digits)
-    if is_short and not os.path.exists(what):
+    if digits != what and not re.fullmatch(r"[0-9a-f]{64}", digits) and not path.exists():
         raise InputError(
             f"{what}: the digest has {len(digits)} characters after @sha256:, not 64 hex digits",
             hint="give the whole digest",
         )
-
-
-def _is_in_registry(what: str) -> bool:
-    """Whether this is PLACE/NAME@ALIAS or PLACE/NAME@sha256:... of a registry.
-
-    A snapshot of traces in a bucket looks like the second, so the place is looked up.
-    """
-    found = split_reference(what)
-    if found is None:
-        return False
-    place, reference = found
-    if reference.alias is None and reference.digest is None:
-        return False
-    return reference.alias is not None or is_registry(place)
+    if is_store_url(place):
+        return _bucket(what, place)
+    if snapshot is not None or (path / "trace.json").is_file():
+        return _traces(what)
+    if (path / "config.json").is_file():
+        return _artifact(str(path))
+    if path.is_file():
+        return _engine_file(path)
+    if path.is_dir():
+        raise _unknown(str(path), kind_of(os.listdir(path)))
+    raise _unknown(what, "no folder" if named is None else "a name without its version")
 
 
 def _bucket(what: str, place: str) -> Answer:
@@ -76,19 +64,7 @@ def _bucket(what: str, place: str) -> Answer:
         above = place.rpartition("/")[0]
         if not is_registry(place) and not (is_store_url(above) and is_registry(above)):
             raise
-    found = "a registry, or a name in one without its version"
-    raise _unknown(what, found)
-
-
-def _folder(path: Path) -> Answer:
-    if (path / "config.json").is_file():
-        return _artifact(artifact_at(str(path), None))
-    if path.is_file():
-        return _engine_file(path)
-    if path.is_dir():
-        raise _unknown(str(path), kind_of(os.listdir(path)))
-    is_name = split_reference(str(path)) is not None
-    raise _unknown(str(path), "a name without its version" if is_name else "no folder")
+    raise _unknown(what, "a registry, or a name in one without its version")
 
 
 def _engine_file(path: Path) -> Answer:
@@ -111,7 +87,8 @@ def _unknown(what: str, found: str) -> InputError:
     )
 
 
-def _artifact(artifact: Artifact) -> Answer:
+def _artifact(what: str) -> Answer:
+    artifact = artifact_at(what, None)
     data = {"digest": artifact.digest, "manifest": artifact.manifest.model_dump(mode="json")}
     return Answer(data, [describe_artifact(artifact)])
 
@@ -173,21 +150,10 @@ def _by_category(traces: Any) -> tuple[tuple[str, ...], tuple[tuple[str, ...], .
         )
         .sort("category")
     ).iter_rows()
-    if is_dense:
-        of_dense = ("category", "prompts", "positions", "mean path", "to full depth")
-        return of_dense, tuple((*_head(row), f"{row[3]:.2f}", f"{row[4]:.0%}") for row in rows)
-    of_live = ("category", "prompts", "rounds", "τ", "fully accepted", "mean TCR")
-    return of_live, tuple(
-        (
-            *_head(row),
-            f"{1 + row[3]:.2f}",
-            f"{row[4]:.0%}",
-            "-" if row[5] is None else f"{row[5]:.1f}",
-        )
-        for row in rows
-    )
-
-
-def _head(row: tuple[Any, ...]) -> tuple[str, str, str]:
-    category, prompts, rounds = row[:3]
-    return category or "-", str(prompts), str(rounds)
+    cells, live = [], [] if is_dense else ["fully accepted", "mean TCR"]
+    heads = ["positions", "mean path", "to full depth"] if is_dense else ["rounds", "τ"]
+    for category, prompts, rounds, accepted, full, tcr in rows:
+        tau = accepted if is_dense else 1 + accepted
+        row = [category or "-", str(prompts), str(rounds), f"{tau:.2f}", f"{full:.0%}"]
+        cells.append((*row, *([] if is_dense else [number(tcr, ".1f")])))
+    return ("category", "prompts", *heads, *live), tuple(cells)

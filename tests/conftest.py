@@ -114,7 +114,7 @@ def ray_address(s3_endpoint: str) -> Iterator[str]:
     """A Ray cluster with room for four workers that reach the bucket; this process is connected."""
     import ray
 
-    from specctl.collect.cluster import OWN
+    from specctl.collect.workers import OWN
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # a token would be written to the user's home

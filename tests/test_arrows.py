@@ -114,14 +114,3 @@ def test_the_gpu_benchmarks_run_where_the_libraries_of_fitting_are_not_installed
     times = ("round_us", "drafting_us", "policy_us")  # of rounds of their own: not to be compared
     assert all(row[name] > 0 for row in rows for name in times)
     assert json.loads((out / "cost_model-tiny-cpu.json").read_text())["machine"]
-
-
-def test_command_line_starts_without_heavy_libraries() -> None:
-    code = """
-import json, sys
-import specctl.cli
-heavy = ("torch", "transformers", "sklearn", "polars", "pyarrow", "lightgbm", "matplotlib", "onnx")
-heavy = (*heavy, "ray")
-print(json.dumps([name for name in heavy if name in sys.modules]))
-"""
-    assert json.loads(python(code)) == []

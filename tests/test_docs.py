@@ -1,6 +1,6 @@
 """The pages keep their word: commands run, examples run, tables are those of the code.
 
-`python -m tests.test_docs` writes the option tables of docs/cli.md anew.
+`python -m tests.test_docs` writes the tables of docs/cli.md and docs/trace-format.md anew.
 """
 
 from __future__ import annotations
@@ -10,25 +10,26 @@ import shlex
 import shutil
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import pytest
-import typer
 
 from scripts import readme_table
 from specctl import errors
-from specctl.cli import judging, load_all_verbs
+from specctl.cli import judging
+from specctl.logs.trace_files import NodesFile, SegmentRecord, TraceHeader
+from specctl.trace import TABLES, TRACE_VERSION
 from tests.cli.command import specctl
+from tests.cli.helps import verbs
+from tests.collect.sets import collect
 from tests.pages import PAGES, ROOT, blocks, lines_to_run, pages_with
 from tests.servers import S3_ENVIRONMENT, make_bucket
 
 CLI_PAGE = ROOT / "docs" / "cli.md"
-BEGIN = "<!-- begin options: python -m tests.test_docs -->\n"
-END = "<!-- end options -->"
+TRACE_PAGE = ROOT / "docs" / "trace-format.md"
 MAX_NOT_RUN = 9
 """Blocks that may be exempt, over all pages; raise it only with a reason (four are of logs and
 models of serving engines, one of many machines)."""
@@ -168,17 +169,7 @@ def test_readme_table_is_written_from_a_demo(tmp_path: Path) -> None:
         assert named in " ".join(block.split())
 
 
-# --------------------------------------------------------------------------- docs/cli.md
-
-
-def commands(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every verb with its typer command; groups are opened, however deep they stand."""
-    root: Any = group or typer.main.get_command(load_all_verbs())
-    for name, command in root.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*words, name))
-        else:
-            yield " ".join((*words, name)), command
+# --------------------------------------------------------------------------- generated tables
 
 
 TABLE = ["| option | default | meaning |", "|---|---|---|"]
@@ -192,7 +183,7 @@ def option_tables() -> str:
     # By name: verbs are registered when their module is imported, in any order.
     rows = {
         verb: [option_row(param) for param in command.params if param.name != "help"]
-        for verb, command in sorted(commands(), key=lambda found: found[0])
+        for verb, command in sorted(verbs(), key=lambda found: found[0])
     }
     shared: dict[str, str] = {}
     for row, count in Counter(chain.from_iterable(rows.values())).most_common():
@@ -224,33 +215,52 @@ def option_row(param: Any) -> str:
     return f"| {name} | {default} | {param.help.replace('|', ', ')} |"
 
 
-def rewrite(page: str) -> str:
-    """The page with its option tables replaced."""
-    head, rest = page.split(BEGIN)
-    return head + BEGIN + option_tables() + END + rest.split(END)[1]
+def column_tables() -> str:
+    lines = []
+    for table, columns in TABLES.items():
+        lines += [f"### `{table}`", "", "| column | type | unit | meaning |", "|---|---|---|---|"]
+        for column in columns:
+            kind = column.dtype + ("?" if column.nullable else "")
+            lines.append(f"| `{column.name}` | {kind} | {column.unit} | {column.meaning} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
-def test_options_and_defaults_are_those_of_the_code() -> None:
-    page = CLI_PAGE.read_text("utf-8")
-    assert page == rewrite(page), "run `python -m tests.test_docs`"
+GENERATED = {CLI_PAGE: ("options", option_tables), TRACE_PAGE: ("columns", column_tables)}
 
 
-def test_every_verb_names_its_options() -> None:
-    page = CLI_PAGE.read_text("utf-8").split(END)[0]
-    shared = page.partition("### Options of several verbs")[2].partition("\n### ")[0]
-    for verb, command in commands():
-        section = page.partition(f"### `specctl {verb}`\n")[2].partition("\n### ")[0]
-        rows = [line for line in section.splitlines() if line.startswith("| `")]
-        named = re.findall(r"`(--[a-z0-9-]+)`", section.partition("\nAlso ")[2])
-        assert all(f"| `{name}`" in shared for name in named), verb
-        own = sum(param.name != "help" for param in command.params)
-        assert len(rows) + len(named) == own > 0, verb
+def rewritten(path: Path) -> str:
+    """A page with its generated tables replaced."""
+    name, tables = GENERATED[path]
+    begin, end = f"<!-- begin {name}: python -m tests.test_docs -->\n", f"<!-- end {name} -->"
+    head, rest = path.read_text("utf-8").split(begin)
+    return head + begin + tables() + end + rest.split(end)[1]
+
+
+@pytest.mark.parametrize("path", GENERATED)
+def test_tables_are_those_of_the_code(path: Path) -> None:
+    assert path.read_text("utf-8") == rewritten(path), "run `python -m tests.test_docs`"
+
+
+def test_version_and_fields_of_traces_are_those_of_the_code() -> None:
+    page = TRACE_PAGE.read_text()
+    assert f"version {TRACE_VERSION}\n" in page
+    for record in (TraceHeader, SegmentRecord, NodesFile):
+        for field in record.model_fields:
+            assert f"`{field}`" in page, f"{record.__name__}.{field} is not on the page"
+
+
+def test_lines_for_other_tools_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collect(tmp_path / "traces", "ab", "c")
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"^```py\n(.*?)^```$", TRACE_PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    exec(compile(code, str(TRACE_PAGE), "exec"), {})
 
 
 def test_every_verb_with_json_has_its_value_stated() -> None:
     table = CLI_PAGE.read_text("utf-8").partition("## Output")[2].partition("\n\n`run -o")[0]
     stated = set(re.findall(r"`([a-z0-9 .-]+)`", "".join(re.findall(r"^\|([^|]+)\|", table, re.M))))
-    for verb, command in commands():
+    for verb, command in verbs():
         if any("--json" in getattr(param, "opts", ()) for param in command.params):
             group, _, last = verb.rpartition(" ")
             assert {verb, last, f"{group} ..."} & stated, verb
@@ -272,16 +282,6 @@ def test_exit_codes_are_those_of_the_code(kind: type[errors.SpecctlError]) -> No
     assert row.startswith(f"| {kind.exit_code} |")
 
 
-def test_policy_words_have_their_stated_defaults() -> None:
-    from specctl.policy import parse_policy
-
-    page = CLI_PAGE.read_text("utf-8").partition("## Policies")[2].partition("## Options")[0]
-    for word in ("ar", "chain", "eagle2"):
-        row = next(line for line in page.splitlines() if line.startswith(f"| `{word}` |"))
-        shape = parse_policy(f'{{"shape":{{"kind":"{word}"}}}}').shape.model_dump(exclude={"kind"})
-        stated = dict(re.findall(r"`([a-z_]+)=(\d+)`", row))
-        assert stated == {name: str(value) for name, value in shape.items()}
-
-
 if __name__ == "__main__":
-    CLI_PAGE.write_text(rewrite(CLI_PAGE.read_text("utf-8")), "utf-8")
+    for changed in GENERATED:
+        changed.write_text(rewritten(changed), "utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from specctl.embedded import EMBEDDED, PROMPTS, RECORD, embedded_path, name_of
+from specctl.embedded import PROMPTS, embedded_path, name_of
 from specctl.errors import UsageError
 from specctl.runtime.eagle3_head import Eagle3Config
 
@@ -17,11 +17,6 @@ from specctl.runtime.eagle3_head import Eagle3Config
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(embedded_path("target"))
-
-
-def test_pair_stays_below_twenty_megabytes() -> None:
-    files = [f for folder in EMBEDDED.values() for f in folder.iterdir()]
-    assert sum(f.stat().st_size for f in files) <= 20_000_000
 
 
 def test_unknown_name_is_refused() -> None:
@@ -34,11 +29,6 @@ def test_a_folder_of_the_pair_is_named_as_a_fixture() -> None:
     assert name_of(str(embedded_path("eagle3"))) == "embedded:eagle3"
     assert name_of(str(embedded_path("target") / ".." / "target")) == "embedded:target"
     assert name_of("org/head") == "org/head"
-
-
-def test_no_weights_need_a_pickle() -> None:
-    suffixes = {f.suffix for folder in EMBEDDED.values() for f in folder.iterdir()}
-    assert suffixes <= {".json", ".safetensors"}
 
 
 def test_models_share_one_vocabulary(tokenizer: Any) -> None:
@@ -57,11 +47,6 @@ def test_plain_text_gets_one_bos_and_comes_back(tokenizer: Any) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def test_every_digit_is_a_token_of_its_own(tokenizer: Any) -> None:
-    ids = tokenizer("2026", add_special_tokens=False).input_ids
-    assert [tokenizer.decode([i]) for i in ids] == list("2026")
-
-
 def test_chat_template_extends_a_conversation_by_its_end(tokenizer: Any) -> None:
     said = [{"role": "user", "content": "What is 2 + 3?"}]
     answered = [*said, {"role": "assistant", "content": "2 + 3 = 5.\n#### 5"}]
@@ -77,12 +62,3 @@ def test_prompts_are_distinct_and_of_five_categories() -> None:
     assert len(rows) == len({r["id"] for r in rows}) == len({r["prompt"] for r in rows}) == 240
     assert {r["category"] for r in rows} == {"arithmetic", "strings", "code", "prose", "chat"}
     assert {r["category"] for r in rows if r.get("raw")} == {"code", "prose"}
-
-
-def test_record_says_how_the_pair_was_made() -> None:
-    record = json.loads(Path(RECORD).read_text(encoding="utf-8"))
-    assert {"sources", "seed", "stages", "versions", "evaluation"} <= set(record)
-    measured = record["evaluation"]["packaged_prompts"]
-    assert measured["all"]["mean_acceptance_length"] >= 4.2
-    assert measured["arithmetic"]["mean_acceptance_length"] >= 4.8
-    assert 0.6 <= measured["all"]["exact_match_frac"] < 1

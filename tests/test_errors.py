@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from specctl.errors import (
     MAX_CHARS,
     ArtifactError,
-    CodedError,
     InputError,
     PromptLineError,
     RegistryError,
@@ -81,14 +80,3 @@ def test_a_refusal_is_of_the_artifact_that_was_named_first(inner: str | None, wa
         raise ArtifactError("E_SIZE", "config.json", "expected less, found more")
     assert caught.value.artifact == wanted
     assert f"config.json of {wanted}: " in str(caught.value)
-
-
-def test_only_refusals_of_artifacts_are_given_one() -> None:
-    other = RegistryError("E_BUSY", "log", "expected a, found b", hint="c")
-    for error in (other, InputError("x: expected a, found b", hint="c")):
-        before = str(error)
-        with pytest.raises(SpecctlError) as caught, refusals_of("./a"):
-            raise error
-        assert str(caught.value) == before
-    assert isinstance(other, CodedError)
-    assert other.artifact is None

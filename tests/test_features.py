@@ -108,13 +108,10 @@ def test_features_of_the_text_are_refused_where_the_text_is_not_known() -> None:
         node_features(hand_pool(), ["depth", TEXT[0]])
 
 
-def test_a_digest_names_an_ordered_choice() -> None:
-    assert features_digest(["depth", "phi"]) == features_digest(["depth", "phi"])
+def test_a_digest_names_an_ordered_choice_and_the_window_of_a_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert features_digest(["depth", "phi"]) != features_digest(["phi", "depth"])
-    assert features_digest([]) != features_digest(["depth"])
-
-
-def test_a_digest_of_text_features_holds_their_window(monkeypatch: pytest.MonkeyPatch) -> None:
     before = features_digest(["depth"]), features_digest(TEXT)
     monkeypatch.setattr("specctl.features.RECENT_TOKENS", RECENT_TOKENS + 1)
     assert features_digest(["depth"]) == before[0]

@@ -1,4 +1,5 @@
-"""The keyed noise: its bits against SplitMix64 in plain integers, its statistics along every word.
+"""The keyed noise: its bits against SplitMix64 in plain integers, its statistics along every word,
+its streams.
 
 Statistics take 200,000 numbers and 256 cells. Each of them raises a false alarm once in a thousand
 generators; cells that are off by 3 % of their mass (root mean square) are found with power 0.99.
@@ -6,7 +7,10 @@ generators; cells that are off by 3 % of their mass (root mean square) are found
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import specctl
 from specctl import noise
 from specctl.noise import gumbels, midpoints, noise_keys, signed_seed, uniforms
 
@@ -150,3 +155,43 @@ def test_gumbels_have_their_law() -> None:
     values = gumbels(noise_keys(torch.tensor(3), torch.arange(100)), NUM // 100).flatten()
     assert p_value(((-(-values).exp()).exp() * CELLS).long()) > 1e-3
     assert abs(float(values.mean()) - 0.5772) < 5 * 1.2825 / NUM**0.5
+
+
+# --------------------------------------------------------------------------- streams
+
+PACKAGE = Path(specctl.__file__).parent
+
+
+def streams() -> dict[str, int]:
+    """Every constant `*_STREAM` of the package, by module and name."""
+    found: dict[str, int] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for line in re.findall(r"^\w+_STREAM\b.*=.*$", path.read_text("utf-8"), re.M):
+            names, values = re.findall(r"\w+_STREAM", line), line.partition("=")[2].split(",")
+            for name, value in zip(names, values, strict=True):
+                found[f"{path.relative_to(PACKAGE)}: {name}"] = int(value)
+    return found
+
+
+def test_all_streams_of_noise_differ() -> None:
+    """With two equal ones, e.g. of a draft token and its coin, no text is lossless any more."""
+    found = streams()
+    assert {"noise.py: TOKEN_STREAM", "policy/ratio.py: COIN_STREAM"} <= found.keys()
+    assert len(found) >= 4
+    assert len(set(found.values())) == len(found), found
+
+
+def test_noise_is_drawn_from_a_named_stream() -> None:
+    """A number in the call would be a stream that the test above does not see."""
+    calls = [
+        node
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "noise_keys"
+    ]
+    given = [call.args[2] for call in calls if call.args[2:]]
+    given += [one.value for call in calls for one in call.keywords if one.arg == "stream"]
+    assert len(calls) >= 3
+    for one in given:
+        assert isinstance(one, ast.Name)
+        assert one.id == "stream" or one.id.endswith("_STREAM"), one.id

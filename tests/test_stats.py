@@ -147,13 +147,6 @@ def test_figures_without_data_are_unknown() -> None:
 PROMPTS = [f"prompt-{i}" for i in range(1000)]
 
 
-def test_sides_are_disjoint_and_cover_all() -> None:
-    split = split_prompts(PROMPTS, held_out_frac=0.2, seed=0)
-    assert set(split.train) | set(split.held_out) == set(PROMPTS)
-    assert not set(split.train) & set(split.held_out)
-    assert 150 <= len(split.held_out) <= 250  # 200 expected, standard deviation 12.6
-
-
 @pytest.mark.parametrize(("num", "least"), [(2, 1), (15, 1), (16, 8), (30, 8), (100, 8)])
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.99])
 def test_eight_prompts_stand_on_a_side_where_there_are_sixteen(
@@ -183,13 +176,6 @@ def test_new_prompts_move_no_old_one() -> None:
     after = split_prompts(PROMPTS, held_out_frac=0.3, seed=0)
     assert set(before.train) < set(after.train)
     assert set(before.held_out) < set(after.held_out)
-
-
-@pytest.mark.parametrize("frac", [1e-9, 0.5, 1 - 1e-9])
-@pytest.mark.parametrize("seed", range(20))
-def test_two_prompts_give_one_each(frac: float, seed: int) -> None:
-    split = split_prompts(["a", "b"], held_out_frac=frac, seed=seed)
-    assert len(split.train) == len(split.held_out) == 1
 
 
 @pytest.mark.parametrize("prompts", [[], ["only"], ["only", "only"]])

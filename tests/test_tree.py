@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specctl.tree import PAD, ROOT, TokenTree, take
-from tests.trees import check_tree, joint_logp
+from tests.trees import check_tree
 
 
 def drawn_tree() -> TokenTree:
@@ -20,11 +20,6 @@ def drawn_tree() -> TokenTree:
     depth = torch.tensor([[0, 1, 1, 2, 2, 3, 0]])
     logp = -torch.tensor([[0.0, 0.5, 1.0, 0.25, 2.0, 0.125, 0.0]])
     return TokenTree(torch.arange(7)[None], parent, depth, logp)
-
-
-def test_joint_logp_adds_along_the_path() -> None:
-    expected = [0.0, -0.5, -1.0, -0.75, -2.5, -0.875, float("-inf")]
-    assert joint_logp(drawn_tree())[0].tolist() == expected
 
 
 def test_take_renumbers_a_subtree() -> None:

@@ -1,8 +1,6 @@
-"""Trees drawn and checked, and references of what kernels derive from them."""
+"""Trees checked, and references of what kernels derive from them."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -61,23 +59,3 @@ def check_tree(tree: TokenTree) -> None:
     }
     for rule, holds in rules.items():
         assert bool(holds.all()), f"{rule}: parent {tree.parent}, depth {tree.depth}"
-
-
-def draw(tree: TokenTree, row: int = 0, label: Callable[[int], str] = str) -> str:
-    """One row as an indented ASCII drawing, children under their parents.
-
-    Args:
-        label: text of a token id, e.g. a tokenizer's decode.
-    """
-    parent, tokens = tree.parent[row].tolist(), tree.token_ids[row].tolist()
-    lines: list[str] = []
-
-    def visit(node: int, stem: str, branch: str) -> None:
-        lines.append(f"{stem}{branch}{label(tokens[node])}")
-        children = [child for child, up in enumerate(parent) if up == node]
-        inner = stem + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
-        for child in children:
-            visit(child, inner, "└─ " if child == children[-1] else "├─ ")
-
-    visit(0, "", "")
-    return "\n".join(lines)

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specctl.runtime.eagle3 import save_eagle3
-
 from . import evaluation, features, head, own_text, prompts, training
 
 
@@ -165,7 +163,7 @@ def run_export(place: Workplace) -> None:
     saved = torch.load(place.folder / f"{place.given.name}.pt", weights_only=True)
     drafter.load_state_dict(saved["model"])
     drafter.set_vocabulary(drafter.d2t)
-    save_eagle3(drafter.to(torch.bfloat16), place.folder / f"{place.given.name}-export")
+    head.save_head(drafter.to(torch.bfloat16), place.folder / f"{place.given.name}-export")
 
 
 def run_evaluate(place: Workplace) -> None:

@@ -7,12 +7,16 @@ the target says after token i + 1 + s. That is what the runtime does on a chain 
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
+from specctl.runtime.eagle3 import parameter_parts
 from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head
 
 from .features import Example
@@ -158,3 +162,35 @@ def choose_slots(example: Example, slot_frac: float, generator: torch.Generator)
     num_slots = max(1, int(slot_frac * int(is_useful.sum(1).max())))
     drawn = torch.rand(is_useful.shape, generator=generator).to(is_useful.device)
     return (is_useful.float() + drawn).topk(num_slots).indices.sort().values
+
+
+def save_head(head: Eagle3Head, folder: Path) -> None:
+    """Writes `config.json`, with explicit layer ids in both places, and `model.safetensors`, both
+    in the official naming; the embedding stays with the target."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config, state = head.config, head.state_dict()
+    tensors: dict[str, Tensor] = {}
+    for name, part in parameter_parts(config).items():
+        names = [one.replace("layer.", "midlayer.", 1) for one in part]
+        pieces = state[name].split([shape[0] for shape in part.values()])
+        tensors |= dict(zip(names, pieces, strict=True))
+    member = torch.zeros(config.vocab_size, dtype=torch.bool)
+    member[head.target_ids.cpu()] = True
+    tensors |= {"d2t": head.d2t, "t2d": member}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert config.aux_layer_ids is not None
+    ids = {"eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids)}
+    facts = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        **config.model_dump(exclude={"aux_layer_ids", "norm_before_residual"}),
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "hidden_act": "silu",
+        "dtype": str(head.norm.dtype).removeprefix("torch."),
+        **ids,
+        "eagle_config": {"use_aux_hidden_state": True, **ids},
+    }
+    (folder / "config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

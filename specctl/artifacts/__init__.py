@@ -5,7 +5,7 @@ tensors                        fitted numbers in `policy.safetensors`
 load, save                     the one loader and the one writer
 selftest, onnx_twin            stored decisions, and the policy for other runtimes
 compatibility                  whether an artifact fits a run
-card, describe                 text about an artifact
+card                           text about an artifact
 signing                        keys and signatures
 """
 
@@ -22,13 +22,13 @@ from specctl.artifacts.manifest import (
 )
 
 if TYPE_CHECKING:
-    from specctl.artifacts.describe import describe_artifact
+    from specctl.artifacts.card import describe_artifact
     from specctl.artifacts.load import Artifact, load_artifact
     from specctl.artifacts.save import save_artifact
 
 _LATER = {
     "Artifact": "load",
-    "describe_artifact": "describe",
+    "describe_artifact": "card",
     "load_artifact": "load",
     "save_artifact": "save",
 }

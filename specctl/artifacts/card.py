@@ -1,16 +1,27 @@
-"""Markdown that the cards (`README.md`) of all artifacts share."""
+"""Text about an artifact: what the cards (`README.md`) of all artifacts share, in Markdown, and a
+description for a terminal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from specctl.artifacts.manifest import Domain, PairFingerprint
-from specctl.policy import Policy, policy_json
+from specctl.artifacts.manifest import Domain, Evidence, Metric, PairFingerprint
+from specctl.errors import shown
+from specctl.policy import EntropyBins, Policy, policy_digest, policy_json
+from specctl.records import canonical_json
+
+if TYPE_CHECKING:
+    from specctl.artifacts.load import Artifact
 
 FIXTURE_LINE = (
     "- If the pair is specctl's embedded one, these figures are a fixture for people and tests; "
     "they\n  say nothing about large models."
 )
+_MAX_JSON_CHARS = 400
+_MAX_CELL_CHARS = 60
 
 
 def cell(text: str) -> str:
@@ -90,3 +101,101 @@ def use_block(pair: PairFingerprint, *more: str, lossless: bool = True) -> str:
 ```
 
 specctl refuses to run it on another pair than {cell(pair.target)} with {cell(pair.drafter)}."""
+
+
+# --------------------------------------------------------------------------- on a terminal
+
+
+@dataclass(frozen=True)
+class Description:
+    """Facts and a table, for `console.show`."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...]  # label and value, most important first
+    columns: tuple[str, ...] = ()  # of the table; empty without one
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+def describe_artifact(artifact: Artifact) -> Description:
+    """Describes a loaded artifact."""
+    manifest, policy = artifact.manifest, artifact.policy
+    pair, written = manifest.pair, manifest.provenance
+    verdict = "lossless" if policy.lossless else "LOSSY: may emit other text than the target"
+    no_domain = (("domain", "unknown: the conditions of the evidence are not recorded"),)
+    facts = (
+        ("policy", f"{policy.name} ({verdict})"),
+        *((name, _json(part)) for name, part in policy.additions.items()),
+        ("target", f"{pair.target}  {pair.target_digest}"),
+        ("drafter", f"{pair.drafter}  {pair.drafter_digest}"),
+        ("tokenizer", pair.tokenizer_digest),
+        *_evidence_facts(manifest.evidence),
+        *(no_domain if manifest.domain is None else domain_facts(manifest.domain)),
+        ("features", ", ".join(manifest.features) or "none"),
+        ("written", f"{written.created}, specctl {written.specctl_version}"),
+        ("code", written.source_digest or "unknown"),
+        ("parent", written.parent or "none"),
+        ("policy digest", policy_digest(policy)),
+        ("files", ", ".join(sorted(manifest.files))),
+    )
+    safe = tuple((label, shown(text, max_chars=4096)) for label, text in facts)
+    return Description(f"artifact {artifact.digest}", safe, *_decisions(policy))
+
+
+def _json(record: Any) -> str:
+    text = canonical_json(record.model_dump(mode="json"))
+    return text if len(text) <= _MAX_JSON_CHARS else f"{text[:_MAX_JSON_CHARS]} ..."
+
+
+def _evidence_facts(evidence: Evidence | None) -> tuple[tuple[str, str], ...]:
+    if evidence is None:
+        return (("evidence", "none: set by hand"),)
+    splits = ", ".join(
+        f"{name} {size.num_prompts} prompts / {size.num_rounds} rounds"
+        for name, size in evidence.splits.items()
+    )
+    metrics = ", ".join(f"{name} {_metric(found)}" for name, found in evidence.metrics.items())
+    return (
+        ("evidence", f"{evidence.num_prompts} prompts, {evidence.num_rounds} rounds ({splits})"),
+        ("metrics", metrics or "none"),
+        ("traces", evidence.trace_digest),
+    )
+
+
+def _metric(found: Metric) -> str:
+    """`1.2 [1.1, 1.3]`, `1.2` without an interval, or `undefined`."""
+    if found.value is None:
+        return "undefined"
+    interval = "" if found.low is None else f" [{found.low:.4g}, {found.high:.4g}]"
+    return f"{found.value:.4g}{interval}"
+
+
+def _decisions(policy: Policy) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Columns and rows: one row per bin of HeteroSpec, or per setting of another shape."""
+    shape = policy.shape
+    if not isinstance(shape, EntropyBins):
+        settings = tuple(_settings(shape.model_dump(mode="json")))
+        return ("setting", "value"), tuple((name, shown(text)) for name, text in settings)
+    edges = [f"{edge:.4f}" for edge in shape.edges]
+    plans = zip(["-", *edges], [*edges, "-"], shape.plan_depths, shape.plan_tokens, strict=True)
+    columns = ("bin", "Φ from (nats)", "Φ to (nats)", "depth (levels)", "tokens (root counted)")
+    return columns, tuple((str(i), *map(str, plan)) for i, plan in enumerate(plans))
+
+
+def _settings(record: dict[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values of all fields; of weights and of long values the size."""
+    for name, value in record.items():
+        text = canonical_json(value)
+        if isinstance(value, dict) and value:
+            yield from _settings(value, f"{within}{name}.")
+        elif isinstance(value, list) and (
+            len(text) > _MAX_CELL_CHARS or (within == "scorer." and name != "features")
+        ):
+            sizes, inner = [], value
+            while isinstance(inner, list) and inner:
+                sizes.append(str(len(inner)))
+                inner = inner[0]
+            yield within + name, f"{' x '.join(sizes)} values"
+        else:
+            if isinstance(value, float):
+                text = f"{value:.6g}"
+            yield within + name, value if isinstance(value, str) else text

@@ -215,9 +215,6 @@ class Provenance(Record):
     created: UtcTime
     parent: Digest | None
     source_digest: Digest | None = None  # of the package's own Python files, as installed
-    git_commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40,64}$")] | None = None
-    """Commit of an unchanged checkout; otherwise null."""
-    lock_digest: Digest | None = None  # of the sorted `name==version` lines of all dependencies
 
 
 class FileEntry(Record):

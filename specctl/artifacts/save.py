@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -30,7 +28,6 @@ from specctl.artifacts.manifest import (
     Manifest,
     Origin,
     Provenance,
-    digest_of,
     manifest_bytes,
 )
 from specctl.artifacts.onnx_twin import twin_bytes
@@ -42,7 +39,6 @@ from specctl.records import describe_violation
 
 RECORDED_LIBRARIES = ("numpy", "onnx", "polars", "pydantic", "safetensors", "scikit-learn", "torch")
 _PACKAGE = Path(__file__).parents[1]
-_GIT_TIMEOUT_S = 10
 
 
 def save_artifact(
@@ -91,7 +87,6 @@ def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Man
     from specctl.version import __version__
 
     features = policy.shape.reads
-    libraries = {name: _installed(name) for name in RECORDED_LIBRARIES}
     try:
         return Manifest(
             artifact_version=ARTIFACT_VERSION,
@@ -105,12 +100,10 @@ def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Man
             fit=origin.fit,
             provenance=Provenance(
                 specctl_version=__version__,
-                library_versions={name: one.version for name, one in libraries.items() if one},
+                library_versions=dict(_library_versions()),
                 created=origin.created,
                 parent=origin.parent,
                 source_digest=source_digest(),
-                git_commit=git_commit(),
-                lock_digest=lock_digest(),
             ),
             files={name: FileEntry.of(data) for name, data in files.items()},
         )
@@ -129,57 +122,7 @@ def source_digest() -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-@cache
-def git_commit() -> str | None:
-    """The commit of the code; None if it is unknown or the code was changed."""
-    stated = distribution("specctl").read_text("direct_url.json")  # of `pip install git+...`
-    commit = json.loads(stated or "{}").get("vcs_info", {}).get("commit_id")
-    if isinstance(commit, str):
-        return commit
-    root = _PACKAGE.parent
-    if not (root / ".git").exists():
-        return None
-    describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *describe],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None  # no git, or a checkout that git does not trust
-    found = done.stdout.strip()
-    return found if re.fullmatch(r"[0-9a-f]{40,64}", found) else None  # not "...-dirty"
-
-
-@cache
-def lock_digest() -> str:
-    """`sha256:<hex>` of `lock_lines`."""
-    return digest_of("\n".join(lock_lines()).encode())
-
-
-def lock_lines() -> list[str]:
-    """`name==version` of each installed distribution that the package depends on, sorted.
-
-    Extras do not count.
-    """
-    waiting, found = ["specctl"], dict[str, str]()
-    while waiting:
-        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        installed = None if name in found else _installed(name)
-        if installed is not None:
-            found[name] = installed.version
-            lines = (line for line in installed.requires or () if "extra ==" not in line)
-            names = (re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line) for line in lines)
-            waiting += [match[0] for match in names if match]
-    del found["specctl"]  # its own code has a digest of its own
-    return sorted(f"{name}=={version}" for name, version in found.items())
-
-
-def _installed(name: str) -> Distribution | None:
-    try:
-        return distribution(name)
-    except PackageNotFoundError:
-        return None  # not for this platform, or not installed
+def _library_versions() -> Iterator[tuple[str, str]]:
+    for name in RECORDED_LIBRARIES:
+        with suppress(PackageNotFoundError):  # not for this platform
+            yield name, version(name)

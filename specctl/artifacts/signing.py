@@ -87,21 +87,18 @@ class SigningKey:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         data, mode = _read_key(path)
-        phrase, is_encrypted = os.environ.get(PASSPHRASE, "").encode() or None, b"ENCRYPTED" in data
+        phrase = os.environ.get(PASSPHRASE, "").encode() or None
         if b"PUBLIC KEY-----" in data:
-            is_beside = path.suffix == ".pub"
-            private = path.with_suffix("") if is_beside else "which was made with it"
-            raise _bad_key(path, "is a public key", f"name the private key, {private}")
+            raise _bad_key(path, "is a public key", "name the private key that was made with it")
         if not stat.S_ISREG(mode) or mode & 0o077:
             fix = f"chmod 600 {path}; if others may have read it, revoke it"
             raise _bad_key(path, f"is readable by others ({stat.filemode(mode)})", fix)
-        if phrase is not None and not is_encrypted:
-            raise _bad_key(path, "is not encrypted", f"unset {PASSPHRASE} for this key")
-        if phrase is None and is_encrypted:
-            raise _bad_key(path, "is encrypted", f"set {PASSPHRASE} to the passphrase of the key")
         try:
             private_key = load_pem_private_key(data, phrase)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
+        except TypeError:
+            problem = "is not encrypted" if phrase else "is encrypted"
+            raise _bad_key(path, problem, f"set {PASSPHRASE} for encrypted keys alone") from None
+        except (ValueError, UnsupportedAlgorithm):
             problem = f"has another passphrase than {PASSPHRASE}" if phrase else "is no PEM key"
             raise _bad_key(path, problem) from None
         return cls(_checked_ed25519(path, private_key))

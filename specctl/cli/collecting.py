@@ -13,6 +13,7 @@ from specctl.collect.config import FINISHED, LIVE_POLICY, CollectConfig, Shard
 from specctl.console import Answer
 from specctl.errors import UsageError
 from specctl.progress import progress
+from specctl.records import option
 from specctl.runtime.config import DecodingConfig
 
 
@@ -29,10 +30,8 @@ specctl collect prompts.jsonl -o traces --target TARGET --drafter HEAD \\
 )
 def collect(
     prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")],
-    out: Annotated[
-        str,
-        typer.Option("--out", "-o", help="Trace set to write: a folder, or s3://bucket/prefix."),
-    ],
+    *,
+    out: str = option(..., "Trace set to write: a folder, or s3://bucket/prefix", name="--out -o"),
     config: Given,
     decoding: Given,
 ) -> Answer:

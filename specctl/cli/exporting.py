@@ -33,8 +33,8 @@ def export(
             help="Policy in words, an artifact folder, REGISTRY/NAME@ALIAS, or a tune.json."
         ),
     ],
-    to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, transformers.")],
     *,
+    to: str = option(..., "Engine: vllm, sglang, transformers"),
     out: Path | None = option(
         None, "Folder for the engine's files", name="--out -o", default="print them"
     ),
@@ -125,14 +125,13 @@ def _files(files: Mapping[str, str], out: Path | None) -> list[Any]:
 
 def _trace_settings(given: Given, engine: Engine) -> TraceSettings | None:
     """The log that the plugin is to write, if any."""
-    defaults = {option.name: option.default for option in given.options}
-    changed = [name for name, value in given.values.items() if value != defaults[name]]
-    if not changed:
+    if not (changed := given.changed):
         return None
     if given.trace is None or not engine.has_plugin:
-        name = "--" + changed[0].replace("_", "-")
         needs = "--trace TRACES" if given.trace is None else "--to vllm, in which specctl logs"
-        raise UsageError(f"{name} needs {needs}", hint=f"leave {name} out, or give that")
+        raise UsageError(
+            f"{changed[0]} needs {needs}", hint=f"leave {changed[0]} out, or give that"
+        )
     settings: TraceSettings = given.build()
     from specctl.stores import is_store_url
 

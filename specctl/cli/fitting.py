@@ -11,10 +11,9 @@ import typer
 from specctl import console
 from specctl.cli.app import fit_app
 from specctl.cli.options import (
+    THREADS,
     DenseTracesArgument,
     OutOption,
-    ReplayThreadsOption,
-    TimesOption,
     TracesArgument,
     open_to_fit,
     preset_option,
@@ -139,8 +138,10 @@ def fit_echo(
     traces: DenseTracesArgument,
     out: OutOption,
     config: Given,
-    cost_model: TimesOption = None,
-    threads: ReplayThreadsOption = 2,
+    cost_model: Path | None = option(
+        None, "cost_model.json or a named clock: adds times", default="counts only"
+    ),
+    threads: int = THREADS,
     preset: preset_option("echo") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit where unsure trees stop growing (ECHO)."""
@@ -188,7 +189,7 @@ def _certify(
         pair = paired.load_pair()
     loaded = paired.with_room(pair, loaded)
     base = resolve_policy(shape, pair.fingerprint, allow_lossy=True).policy  # its shape alone
-    settings = config.build(**defaults, contract={"kind": paired.loss_kind})
+    settings = config.build(**defaults)
     place = out.with_name(f"{out.name}.runs")
     fit, digest = fit_relaxed(face, pair, base, loaded, settings, paired, place)
     domain = pair_domain(pair, batch_size=paired.batch_size)
@@ -201,7 +202,6 @@ def _certify(
     "mars",
     config=MarsConfig,
     runs=PairedConfig,
-    without=("runs.compile",),
     examples="""specctl fit mars questions.jsonl -o mars --target TARGET --drafter HEAD""",
     wide=True,
 )
@@ -230,7 +230,6 @@ def fit_mars(
     "adasd",
     config=AdasdConfig,
     runs=PairedConfig,
-    without=("runs.compile",),
     examples="""specctl fit adasd questions.jsonl -o adasd --target TARGET --drafter HEAD""",
     wide=True,
 )
@@ -253,6 +252,11 @@ def fit_adasd(
 # --------------------------------------------------------------------------- all fits
 
 
+SKIP: list[str] | None = option(
+    None, f"Fit to leave out, of {', '.join(FITS)}; repeat for more", default="none"
+)
+
+
 @verb(
     fit_app,
     "auto",
@@ -269,21 +273,12 @@ def fit_adasd(
 )
 def fit_auto(
     traces: DenseTracesArgument,
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="Folder for fits/, tune.json and the winner, policy/."),
-    ],
-    cost_model: Annotated[
-        Path, typer.Option(help="cost_model.json of `specctl profile`, or a named clock.")
-    ],
+    *,
+    out: Path = option(..., "Folder for fits/, tune.json and the winner, policy/", name="--out -o"),
+    cost_model: Path = option(..., "cost_model.json of `specctl profile`, or a named clock"),
     config: Given,
-    skip: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"Fit to leave out, of {', '.join(FITS)}; repeat for more; default: none."
-        ),
-    ] = None,
-    threads: ReplayThreadsOption = 2,
+    skip: list[str] | None = SKIP,
+    threads: int = THREADS,
 ) -> Answer:
     """Fit everything, tune each, write the best.
 
@@ -313,12 +308,12 @@ def fit_auto(
     fitters = {name: partial(write, name) for name in FITS if name not in (skip or ())}
     tried = []
     with progress("fits", len(fitters)):
-        for attempt in attempts(fitters, out):
-            tried.append(attempt)
-            if attempt.outcome.refusal is not None:
-                console.warn(attempt.outcome.sentence())
+        for outcome in attempts(fitters, out):
+            tried.append(outcome)
+            if outcome.refusal is not None:
+                console.warn(outcome.sentence())
             advance("fits")
-    families = families_of(tried, is_shared=plain.has_load)
+    families = families_of(tried, out, is_shared=plain.has_load)
     searched = plain.model_copy(update={"families": families})
     tuning = prepare(opened, searched, cost_model)
-    return run_and_publish(tuning, opened, out, tuple(attempt.outcome for attempt in tried))
+    return run_and_publish(tuning, opened, out, tuple(tried))

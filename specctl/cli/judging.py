@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from specctl.cli.app import app
 from specctl.cli.options import (
+    THREADS,
     DenseTracesArgument,
-    ReplayThreadsOption,
     open_to_fit,
     run_and_publish,
 )
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import ClockError
-from specctl.progress import advance, progress, set_chunk_threads
-from specctl.records import option
+from specctl.progress import progress, set_chunk_threads
+from specctl.records import PositiveInt, option
 from specctl.replay.config import (
     LadderConfig,
     ProfileGrid,
@@ -69,46 +69,49 @@ def profile(
     """
     from specctl.durable import check_place
     from specctl.replay.cost.files import COST_MODEL, save_cost_model
+    from specctl.replay.cost.model import TableCost
+    from specctl.replay.cost.rates import EngineCost
 
     grid: ProfileGrid = config.build()
     setup: ModelsConfig = models.build()
     setup.check()
     check_place(out, COST_MODEL)
+    model: TableCost | EngineCost
     if traces:
         from specctl.logs.trace_set import TraceSet
-        from specctl.replay.cost.engine import engine_summary, fit_engine, render_engine
+        from specctl.replay.cost.engine import fit_engine, render_engine
 
         given = [*config.changed, *models.changed, *(["--policy"] if policy else [])]
         refuse_ignored(dict.fromkeys(given, True), "--from measures nothing")
-        fitted = fit_engine(TraceSet.open(*traces))
-        save_cost_model(fitted, out)
-        return Answer(engine_summary(fitted, out), [render_engine(fitted, out)])
+        model = fit_engine(TraceSet.open(*traces))
+        facts, shown = model.model_dump(mode="json"), render_engine(model)
+    else:
+        from specctl.collect.prompts import load_prompts
+        from specctl.replay.cost.live import deciding_policies
+        from specctl.replay.cost.probe import Bench
+        from specctl.replay.cost.profile import profile as measure
+        from specctl.replay.cost.profile import render, summary_json
+        from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 
-    from specctl.collect.prompts import load_prompts
-    from specctl.replay.cost.live import deciding_policies
-    from specctl.replay.cost.profile import num_steps, render, summary_json, timed_rounds
-    from specctl.replay.cost.profile import profile as measure
-    from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
-
-    with progress("loading models", None):
-        pair = setup.load_pair()
-    policies = deciding_policies(policy or (), pair)
-    graphs = timed_rounds(grid.rounds, pair)
-    settings = DecodeSettings(TOKENS_CHECKED)
-    requests = [
-        next_request(pair.target.tokenizer, Conversation(prompt), settings)
-        for prompt in load_prompts("embedded", limit=NUM_CHECKED)
-    ]
-    with progress("measurements", num_steps(pair, grid, len(policies))):
-        inputs: Any = {"requests": requests, "policies": policies, "graphs": graphs}
-        model = measure(pair, grid, **inputs, on_step=lambda: advance("measurements"))
+        with progress("loading models", None):
+            pair = setup.load_pair()
+        policies, bench = deciding_policies(policy or (), pair), Bench.of(pair, grid.rounds)
+        requests = [
+            next_request(
+                pair.target.tokenizer, Conversation(prompt), DecodeSettings(TOKENS_CHECKED)
+            )
+            for prompt in load_prompts("embedded", limit=NUM_CHECKED)
+        ]
+        model = measure(bench, grid, requests=requests, policies=policies)
+        facts, shown = summary_json(model), render(model)
     save_cost_model(model, out)
 
     def end() -> None:
         if model.failed_check is not None:
             raise typer.Exit(ClockError.exit_code)
 
-    return Answer(summary_json(model, out), [render(model, out)], end)
+    shown.append(f"wrote {out}  {model.digest}  expires {model.expires}")
+    return Answer({"out": str(out), "digest": model.digest, **facts}, shown, end)
 
 
 @verb(
@@ -121,23 +124,19 @@ specctl replay traces -p ar,chain --cost-model cost_model.json --batch-size 8"""
 )
 def replay(
     traces: DenseTracesArgument,
-    policy: Annotated[
-        list[str],
-        typer.Option(
-            "--policy",
-            "-p",
-            help="Policy to score, e.g. ar, chain, eagle2:depth=8; repeat for more.",
-        ),
-    ],
+    *,
+    policy: list[str] = option(
+        ..., "Policy to score, e.g. ar, chain, eagle2:depth=8; repeat for more", name="--policy -p"
+    ),
     config: Given,
     out: Path | None = option(None, "Folder for replay.json", name="--out -o", default="none"),
-    threads: ReplayThreadsOption = 2,
+    threads: int = THREADS,
 ) -> Answer:
     """Score policies from traces, without the models.
 
     Counts are exact for lossless policies that the log supports; others are marked, with bounds.
     """
-    from specctl.durable import prepare_folder
+    from specctl.durable import prepare_folder, write_whole
     from specctl.logs.trace_files import open_place, read_header, split_reference
     from specctl.runtime.words import check_words
 
@@ -150,13 +149,13 @@ def replay(
         prepare_folder(out)
 
     from specctl.logs.trace_set import TraceSet
-    from specctl.replay.results import write_result
+    from specctl.records import json_bytes
     from specctl.replay.run import replay_traces
 
     opened = TraceSet.open(*traces)
     result = replay_traces(opened, settings)
     if out is not None:
-        write_result(result, out)
+        write_whole(out / "replay.json", json_bytes(result.to_json()), "replay results")
     return Answer(result.to_json(), result.shown())
 
 
@@ -169,10 +168,8 @@ specctl ladder traces -o ladder --cost-model cost_model.json -p eagle2:depth=5""
 )
 def ladder(
     traces: DenseTracesArgument,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for ladder.json and ladder.png.")
-    ],
     *,
+    out: Path = option(..., "Folder for ladder.json and ladder.png", name="--out -o"),
     policy: list[str] | None = option(
         None, "Policy to place on the ladder; repeat for more", name="--policy -p", default="none"
     ),
@@ -186,9 +183,7 @@ def ladder(
         "draft_fixed_us=300,draft_token_us=5,step_us=200",
         default="none",
     ),
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Load, requests; each pays its share of a batch of equals.")
-    ] = 1,
+    batch_size: PositiveInt = option(1, "Load, requests; each pays its share of a batch of equals"),
     config: Given,
 ) -> Answer:
     """Place policies between plain decoding and the best.
@@ -247,7 +242,7 @@ def tune(
     ),
     show_grid: bool = option(False, "Print the grids and stop"),
     config: Given,
-    threads: ReplayThreadsOption = 2,
+    threads: int = THREADS,
 ) -> Answer:
     """Search the best settings for a load.
 
@@ -259,8 +254,7 @@ def tune(
 
     from specctl.durable import prepare_folder
     from specctl.engines.export import engine_options
-    from specctl.replay.tune.candidates import listed_families
-    from specctl.replay.tune.publish import grid_table
+    from specctl.replay.tune.candidates import grid_table, listed_families
     from specctl.replay.tune.tuning import prepare
 
     if show_grid:
@@ -283,7 +277,8 @@ specctl report traces -o report.html --tune tuned/tune.json
 specctl report traces -o report.html --run run/results.json""",
 )
 def report(
-    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")],
+    *,
+    out: Path = option(..., "HTML file to write", name="--out -o"),
     traces: Annotated[
         list[str] | None,
         typer.Argument(help="Trace folders of one pair, dense or live; default: results alone."),
@@ -298,7 +293,7 @@ def report(
     cost_model: Path | None = option(
         None, "cost_model.json or named clock behind the results' times", default="none"
     ),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap over prompts.")] = 0,
+    seed: int = option(0, "Seed of the bootstrap over prompts", ge=0),
 ) -> Answer:
     """Write one HTML page on traces and results.
 
@@ -307,12 +302,13 @@ def report(
     from specctl.durable import check_place, write_whole
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.acceptance import trace_figures
-    from specctl.replay.cost.files import cost_facts, load_cost_model
+    from specctl.replay.cost.files import load_cost_model
     from specctl.report import build_page, read_given, settings_for
 
     check_place(out, "report")
-    cost = None if cost_model is None else cost_facts(load_cost_model(cost_model))
-    given = read_given(results, ladder, tune, run, drift, cost)
+    cost = None if cost_model is None else load_cost_model(cost_model)
+    paths = {"replay": results, "ladder": ladder, "tune": tune, "run": run, "drift": drift}
+    given = read_given(cost, **paths)
     given = settings_for(given, tune)
     figures = None
     if traces:

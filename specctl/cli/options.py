@@ -11,6 +11,7 @@ import typer
 from specctl import console
 from specctl.console import Answer
 from specctl.errors import StoreError, UsageError, check_choice
+from specctl.records import option
 
 if TYPE_CHECKING:
     from specctl.logs.trace_set import TraceSet
@@ -25,18 +26,9 @@ DenseTracesArgument = Annotated[
     typer.Argument(help="One or more dense trace sets of one pair: FOLDER, s3://..., @sha256:..."),
 ]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")]
-ReplayThreadsOption = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        help="Threads that share the log; results do not depend on it.",
-        rich_help_panel="advanced",
-    ),
-]
-TimesOption = Annotated[
-    Path | None,
-    typer.Option(help="cost_model.json or a named clock: adds times. Default: counts only."),
-]
+THREADS: int = option(
+    2, "Threads that share the log; results do not depend on it", group="advanced", ge=1
+)
 
 
 def preset_option(verb: str) -> Any:
@@ -58,18 +50,11 @@ def preset_option(verb: str) -> Any:
     return Annotated[str | None, typer.Option(help=help, is_eager=True, callback=take)]
 
 
-def refuse_together(context: typer.Context, option: str, *others: str) -> None:
-    """Raises `UsageError` if `option` was typed together with one of the others.
-
-    Args:
-        option, others: names of the verb's parameters.
-    """
-    sources = {name: context.get_parameter_source(name) for name in (option, *others)}
-    typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
-    if typed[1:] and typed[0] == option:
-        words = {param.name: param.opts[0] for param in context.command.params}
-        given = " ".join(words[name] for name in typed)
-        raise UsageError(f"{given}: {words[option]} goes without the others; leave one out")
+def refuse_together(**given: object) -> None:
+    """Raises `UsageError` if more than one of these options has a value."""
+    typed = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    if typed[1:]:
+        raise UsageError(f"{' '.join(typed)}: {typed[0]} goes without the others; leave one out")
 
 
 def open_to_fit(traces: list[str]) -> Any:
@@ -96,11 +81,13 @@ def run_and_publish(tuning: Tuning, opened: TraceSet, out: Path | None, fits: An
         fits: outcomes of the fits whose policies are searched.
     """
     from specctl.logs.trace_set import domain_of
-    from specctl.replay.tune.publish import POLICY_FOLDER, publish, result_table, tune_notes
+    from specctl.replay.tune.tuning import POLICY_FOLDER, publish
+    from specctl.replay.tune.verdict import result_table, tune_notes
 
     found = tuning.run()
     result = found.result.model_copy(update={"fits": fits})
-    parts, digest = [result_table(result), *tune_notes(result)], None
+    parts = [result_table(result), *tune_notes(result), result.sentence()]
+    digest = None
     if out is not None:
         found = replace(found, result=result)
         digest = publish(found, out, opened.fingerprint, domain_of(opened), opened.snapshots).digest

@@ -18,11 +18,11 @@ from specctl.artifacts.signing import SigningKey, load_public, sign_folder
 from specctl.cli.app import group, registry_app
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
-from specctl.errors import CodedError, RegistryError, UsageError
+from specctl.errors import CodedError, UsageError
 from specctl.records import option
 from specctl.registry import listing
 from specctl.registry.log import Logged
-from specctl.registry.names import parse_digest, parse_new_alias
+from specctl.registry.names import parse_new_alias
 from specctl.registry.publishing import contradictions, version_digest
 from specctl.registry.pulling import copy_out, pull_from
 from specctl.registry.trust import Trust, TrustedKey, edit_trust, verify_folder
@@ -87,30 +87,15 @@ def in_history(given: Mapping[str, Any]) -> str:
 @verb(
     registry_app,
     "init",
-    examples="""specctl registry init s3://bucket/policies
-specctl registry init ./policies""",
+    examples="""specctl registry init --registry s3://bucket/policies
+specctl registry init --registry ./policies""",
 )
-def init(
-    place: Annotated[
-        str | None, typer.Argument(help="The place; default: --registry.", show_default=False)
-    ] = None,
-    registry: Annotated[
-        str | None,
-        typer.Option(
-            envvar="SPECCTL_REGISTRY", help="The same; or SPECCTL_REGISTRY; default: none."
-        ),
-    ] = None,
-) -> Answer:
+def init(registry: RegistryOption) -> Answer:
     """Make a place a registry.
 
     The place is tested first: it must refuse to overwrite.
     """
-    chosen = place or registry
-    if chosen is None:
-        raise UsageError(
-            "registry init needs a place: a folder or s3://bucket/prefix, or SPECCTL_REGISTRY"
-        )
-    made = room.init_registry(chosen)
+    made = room.init_registry(registry)
     found = {"url": made.url, **made.marker.model_dump(mode="json")}
     return Answer(found, [f"registry {made.marker.registry_id} at {made.url}"])
 
@@ -174,12 +159,12 @@ def promote(
     alias: AliasArgument,
     version: Annotated[
         str,
-        typer.Argument(help="v2, sha256:HEX, another alias, or the artifact's folder as ./FOLDER."),
+        typer.Argument(help="v2, sha256:HEX or another alias."),
     ],
     registry: RegistryOption,
     *,
     expect: str | None = option(
-        None, "Digest sha256:HEX that the alias must have", default="what it has at the start"
+        None, "v2 or sha256:HEX that the alias must have", default="what it has at the start"
     ),
     writing: Given,
 ) -> Answer:
@@ -210,15 +195,15 @@ def rollback(
     version: Annotated[
         str | None,
         typer.Argument(
-            help="A version that the alias had before: v1, sha256:HEX, another alias or ./FOLDER; "
-            "default: its last one.",
+            help="A version that the alias had before: v1, sha256:HEX or another alias; default: "
+            "its last one.",
             show_default=False,
         ),
     ] = None,
     *,
     expect: str | None = option(
         None,
-        "Digest sha256:HEX to go back from, so that a repeated command does it only once. "
+        "v2 or sha256:HEX to go back from, so that a repeated command does it only once. "
         "Default: what it has at the start",
     ),
     writing: Given,
@@ -247,17 +232,14 @@ def _writer(registry: str, writing: Given) -> room.Writer:
     return room.Writer(opened, Trust.load(writing.trust), actor, key)
 
 
-def _expected_digest(writer: room.Writer, name: str, text: str | None) -> str | None:
+def _expected_digest(writer: room.Writer, name: str, version: str | None) -> str | None:
     """The digest of `--expect`, which is no alias: that might have moved, too."""
-    if text is not None and text.startswith("sha256:") and len(text) < len("sha256:") + 64:
-        return version_digest(writer, name, text)
-    try:
-        return None if text is None else parse_digest(text)
-    except RegistryError as error:
-        raise UsageError(
-            f"--expect takes the whole digest that the alias points to: {error.problem}",
-            hint="take it from `specctl registry show NAME --json`",
-        ) from None
+    if version is None:
+        return None
+    given = room.parse_reference(f"{name}@{version}")
+    if given.digest is None and given.number is None:
+        raise UsageError(f"--expect takes v2 or sha256:HEX, not {version!r}")
+    return version_digest(writer, name, version)
 
 
 def _entry(logged: Logged, there: str = "", **more: object) -> Answer:
@@ -372,18 +354,6 @@ def verify(
         [*parts, [done.sentence()]],
         lambda: done.refuse(what),
     )
-
-
-@verb(registry_app, "copy")
-def copy(
-    destination: Annotated[
-        str, typer.Argument(help="Empty place, or an older copy; a URL as --registry takes it.")
-    ],
-    registry: RegistryOption,
-) -> Answer:
-    """Bring a place up to this registry: backup, mirror or restore."""
-    copied = room.copy_registry(room.open_registry(registry), destination)
-    return _rows(destination, [vars(copied)], "num_names num_entries num_artifacts")
 
 
 def _rows(

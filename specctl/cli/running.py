@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specctl import console
 from specctl.cli.app import app
 from specctl.cli.options import refuse_together
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError
-from specctl.formatting import Table
+from specctl.formatting import Table, fixture_note, sampling
 from specctl.progress import progress
 from specctl.records import PositiveInt, option
 from specctl.runtime.config import Decisions, DecodingConfig
@@ -40,11 +39,12 @@ specctl run embedded --compare ar,chain,eagle2 --limit 24 -o results""",
     wide=True,
 )
 def run(
-    context: typer.Context,
     prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")] = "embedded",
     *,
-    policy: str = option(
-        "eagle2", "ar, chain, eagle2 (with :field=value), an artifact folder, REGISTRY/NAME@ALIAS"
+    policy: str | None = option(
+        None,
+        "ar, chain, eagle2 (with :field=value), an artifact folder, REGISTRY/NAME@ALIAS",
+        default="eagle2",
     ),
     compare: str | None = option(
         None, "Several policies, comma-separated, on the same prompts", default="--policy alone"
@@ -58,7 +58,6 @@ def run(
     dense_every: PositiveInt | None = option(
         None, "Log each N-th prompt densely too, into TRACES-dense", default="none"
     ),
-    stream: bool = option(False, "Print the text of each prompt as it comes", group="advanced"),
     allow_lossy: bool = option(False, "Accept policies that may change the output"),
     allow_mismatch: bool = option(
         False,
@@ -74,7 +73,6 @@ def run(
         group="advanced",
     ),
     decoding: Given,
-    as_json: bool,
 ) -> Answer:
     """Decode prompts under a policy, or compare several."""
     from specctl.collect.prompts import load_prompts
@@ -83,22 +81,22 @@ def run(
     from specctl.logs.trace_files import open_place, sample_place
     from specctl.runtime.words import check_policies, resolve_policies
 
-    refuse_together(context, "compare", "policy")
-    refuse_together(context, "compare", "trace")  # a set has one policy
+    refuse_together(compare=compare, policy=policy)
+    refuse_together(compare=compare, trace=trace)  # a set has one policy
     if dense_every is not None and trace is None:
         raise UsageError("--dense-every needs --trace: the dense set is written beside that one")
-    if trace is not None:
-        for place in (trace, *([sample_place(trace)] if dense_every else [])):
-            check_place(open_place(place), resume=False)
+    sets = [] if trace is None else [trace, *([sample_place(trace)] if dense_every else [])]
+    for place in sets:
+        check_place(open_place(place), resume=False)
     config: DecodingConfig = decoding.build()
     if out is not None:
         prepare_folder(out)
-    on_tokens = console.token_printer(stream=stream, batch_size=config.batch_size, as_json=as_json)
     loaded = load_prompts(
         prompts, format=config.format, limit=config.limit, limit_seed=config.limit_seed
     )
     # Before models load, so that a mistyped policy shows at once.
-    named = resolve_policies(compare or policy, allow_lossy=allow_lossy, offline=offline)
+    specs = compare or policy or "eagle2"
+    named = resolve_policies(specs, allow_lossy=allow_lossy, offline=offline)
     config.check()
 
     from specctl.collect.dense import collect_dense
@@ -111,12 +109,10 @@ def run(
         pair = config.load_pair()
     loaded, settings, size = config.with_room(pair, loaded), config.settings, config.batch_size
     check_policies(named, expectation(pair, size, allow_mismatch=allow_mismatch))
-    with ExitStack() as stack:
-        stack.enter_context(progress("decoded prompts", len(loaded) * len(named)))
-        recorder: TraceRecorder | None = None
-        if trace is not None:
-            policy_run = named[0].policy
-            recorder = stack.enter_context(recording(pair, loaded, policy_run, settings, trace))
+    log: AbstractContextManager[TraceRecorder | None] = nullcontext()
+    if trace is not None:
+        log = recording(pair, loaded, named[0].policy, settings, trace)
+    with progress("decoded prompts", len(loaded) * len(named)), log as recorder:
         comparison = compare_policies(
             pair,
             named,
@@ -126,25 +122,21 @@ def run(
             decisions=decisions,
             on_prompt=None if recorder is None else recorder.finish_prompt,
             observer=recorder,
-            on_tokens=on_tokens and on_tokens(pair.target.tokenizer),
         )
-    sampled = []
-    if trace is not None and dense_every is not None:
-        texts, place = loaded[::dense_every], sample_place(trace)
-        dense = collect_dense(pair, texts, settings, place, FullTree(), batch_size=size)
-        sampled = [dense.render()]
+    sampled = [
+        collect_dense(pair, loaded[::dense_every], settings, place, FullTree(), batch_size=size)
+        for place in sets[1:]
+    ]
     if out is not None:
         write_results(out, comparison, pair, settings, size, decisions)
     title = run_title(pair, len(loaded), settings)
-    return answer_of(comparison, title, sampled, with_texts=not stream)
+    return answer_of(comparison, title, [one.render() for one in sampled])
 
 
 # --------------------------------------------------------------------------- output
 
 
-def answer_of(
-    comparison: Comparison, title: str, sampled: Sequence[Any], *, with_texts: bool
-) -> Answer:
+def answer_of(comparison: Comparison, title: str, sampled: Sequence[Any]) -> Answer:
     """The table of a run, with its texts, or with the verdict of a comparison."""
     from specctl.runtime.compare import verdict
 
@@ -157,9 +149,14 @@ def answer_of(
             raise KeyboardInterrupt
 
     if len(results) == 1:
-        texts = texts_of(results[0].conversations) if with_texts else []
-        return Answer(rows, [texts, table, *sampled], end)
-    lines = [verdict(results), *waiting_lines(waiting), equality_line(rows)]
+        return Answer(rows, [texts_of(results[0].conversations), table, *sampled], end)
+    lines = [verdict(results), equality_line(rows)]
+    if waiting is not None and waiting >= LEAST_WAITING:
+        lines.insert(
+            1,
+            f"The decoding thread waited for a processor {waiting:.0%} of the time: other work "
+            "runs on this machine.",
+        )
     return Answer(rows, [table, *filter(None, lines)], end)
 
 
@@ -203,16 +200,6 @@ def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
     return Table(title, heads, cells, wide=wide)
 
 
-def waiting_lines(waiting_frac: float | None) -> list[str]:
-    """A sentence on other work of the machine, if it slowed the run."""
-    if waiting_frac is None or waiting_frac < LEAST_WAITING:
-        return []
-    return [
-        f"The decoding thread waited for a processor {waiting_frac:.0%} of the time: other work "
-        "runs on this machine."
-    ]
-
-
 def equality_line(rows: Sequence[dict[str, Any]]) -> str:
     """One sentence that compares the texts with plain decoding's."""
     checked = [row for row in rows if row["equal_to_ar"] is not None]
@@ -223,19 +210,19 @@ def equality_line(rows: Sequence[dict[str, Any]]) -> str:
     wrong = [row for row in checked if not row["equal_to_ar"]]
     if not wrong:
         return f"All{' other' * bool(drawn)} outputs equal plain decoding's, token for token.{more}"
-    parts = [f"{row['policy']}: {_explain(row)}" for row in wrong]
+    parts = []
+    for row in wrong:
+        gaps = [divergence["top2_gap"] for divergence in row["divergences"]]
+        if not row["is_lossless"]:
+            why = "; the policy is lossy"
+        elif None in gaps:
+            why = " (sampling follows the rounding of --dtype; float32 has least)"
+        else:
+            why = f", top-2 logit gap at most {max(gaps):.2g}"
+        parts.append(f"{row['policy']}: {len(gaps)} texts{why}")
     return (
         "Outputs that differ from plain decoding's: " + "; ".join(parts) + "." * bool(more) + more
     )
-
-
-def _explain(row: dict[str, Any]) -> str:
-    gaps = [divergence["top2_gap"] for divergence in row["divergences"]]
-    if not row["is_lossless"]:
-        return f"{len(gaps)} texts; the policy is lossy"
-    if None in gaps:
-        return f"{len(gaps)} texts (sampling follows the rounding of --dtype; float32 has least)"
-    return f"{len(gaps)} texts, top-2 logit gap at most {max(gaps):.2g}"
 
 
 def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
@@ -244,15 +231,11 @@ def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
 
     from specctl.runtime.identity import hardware_name
 
-    devices = pair.target.model.devices
-    machine = hardware_name(*devices)
-    threads = "" if devices[0].type == "cuda" else f", {torch.get_num_threads()} threads"
-    sampling = settings.sampling
-    how = "greedy" if sampling.greedy else f"temperature {sampling.temperature}"
-    dtype = str(pair.target.model.dtype).removeprefix("torch.")
-    note = " (the embedded pair is a fixture, no claim about large models)"
+    model, note = pair.target.model, fixture_note(pair.target.name)
+    threads = "" if model.device.type == "cuda" else f", {torch.get_num_threads()} threads"
     return (
-        f"{pair.target.name} + {pair.drafter_name}, {dtype}, {machine}{threads}, "
-        f"{num_prompts} prompts, {settings.max_new_tokens} new tokens, {how}"
-        f"{note if pair.target.name.startswith('embedded') else ''}"
+        f"{pair.target.name} + {pair.drafter_name}, {str(model.dtype).removeprefix('torch.')}, "
+        f"{hardware_name(*model.devices)}{threads}, {num_prompts} prompts, "
+        f"{settings.max_new_tokens} new tokens, {sampling(vars(settings.sampling))}"
+        f"{f' ({note})' if note else ''}"
     )

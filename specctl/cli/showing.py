@@ -13,7 +13,7 @@ from specctl.cli.verbs import verb
 from specctl.console import Answer
 from specctl.errors import check_choice
 from specctl.progress import progress
-from specctl.records import option
+from specctl.records import PositiveInt, option
 from specctl.replay.config import FORCE
 
 
@@ -41,12 +41,8 @@ def import_(
         default="none",
         group="advanced",
     ),
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Load at which the cost model is read, requests.")
-    ] = 1,
-    context_tokens: Annotated[
-        int, typer.Option(min=1, help="Text of each request there, tokens.")
-    ] = 512,
+    batch_size: PositiveInt = option(1, "Load at which the cost model is read, requests"),
+    context_tokens: PositiveInt = option(512, "Text of each request there, tokens"),
     *,
     force: bool = FORCE,
 ) -> Answer:

@@ -42,14 +42,13 @@ def verify_traces(traces: SetArgument) -> Answer:
 specctl traces snapshot traces --list""",
 )
 def snapshot_traces(
-    context: typer.Context,
     traces: SetArgument,
     *,
     list_all: bool = option(False, "List snapshots instead of taking one", name="--list"),
     skip_damaged: bool = option(False, "Leave out damaged segments, and report the missing rows"),
 ) -> Answer:
     """Freeze the present content of a set; `TRACES@sha256:...` opens it later."""
-    refuse_together(context, "list_all", "skip_damaged")
+    refuse_together(list=list_all, skip_damaged=skip_damaged)
     if list_all:
         place = open_place(split_reference(traces)[0])
         read_header(place)

@@ -45,7 +45,7 @@ JSON = inspect.Parameter(
     default=False,
     annotation=Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")],
 )
-"""An option of every verb; a verb that needs its value has a parameter of this name."""
+"""An option of every verb."""
 WIDE = JSON.replace(
     name="wide",
     annotation=Annotated[
@@ -107,9 +107,10 @@ class ConfigOption:
     kind: Any  # type of its value on the command line
     is_list: bool  # comma-separated, or repeated
     repeats: bool
-    default: Any  # None if it is stated in words
+    default: Any  # None if it is stated in words; `Parameter.empty` if it is required
     help: str
     words: tuple[str, ...] = ()  # the allowed words, if it is a choice
+    least: Any = None  # of a count
 
     @property
     def name(self) -> str:
@@ -122,7 +123,7 @@ class ConfigOption:
         plain: Any = list[self.kind] if self.repeats else str  # type: ignore[name-defined]
         kind: Any = plain if self.is_list else self.kind
         shown = self.default
-        if self.is_list and shown is not None:
+        if self.is_list and isinstance(shown, tuple):
             shown = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in shown)
         optional: Any = kind if shown is not None else kind | None
         hint: Any = Annotated[
@@ -210,6 +211,16 @@ def _parsed(option: ConfigOption, value: Any) -> Any:
     return found if option.is_list else found[0]
 
 
+def _check_own(option: ConfigOption, value: Any, verb: str) -> None:
+    """Raises `UsageError` for a value of a verb's own option, which no model checks."""
+    flag, least = option.flag.split()[0], option.least
+    if value is not None and option.words:
+        check_choice(flag, value, option.words)
+    if value is not None and least is not None and value < least:
+        see = f"see specctl {verb} --help"
+        raise UsageError(f"{flag} must be at least {least}, not {value}", hint=see)
+
+
 def verb(
     group: typer.Typer,
     name: str | None = None,
@@ -240,34 +251,29 @@ def verb(
             for name, model in models.items()
         }
         parameters: list[inspect.Parameter] = []
-        choices: dict[str, tuple[str, tuple[str, ...]]] = {}
+        own: dict[str, ConfigOption] = {}
         for parameter in inspect.signature(function, eval_str=True).parameters.values():
             if parameter.name in models:
                 parameters += (option.parameter() for option in options[parameter.name])
             elif isinstance(parameter.default, FieldInfo):
                 made = _option((parameter.name,), parameter.default, parameter.annotation)
                 parameters.append(made.parameter().replace(name=parameter.name))
-                choices[parameter.name] = made.flag.split()[0], made.words
-            elif parameter.name == JSON.name:
-                parameters.append(JSON)
+                own[parameter.name] = made
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-        wants_json = JSON in parameters
-        parameters += [] if wants_json else [JSON]
-        parameters += [WIDE] if wide else []
+        parameters += [JSON, WIDE] if wide else [JSON]
         signature = inspect.Signature(parameters)
 
         def answer(**given: Any) -> Answer | None:
             bound = signature.bind(**given)
             bound.apply_defaults()
             values = bound.arguments
-            for name, (flag, known) in choices.items():
-                if known and values[name] is not None:
-                    check_choice(flag, values[name], known)
+            for name, option in own.items():
+                _check_own(option, values[name], words)
             for name, model in models.items():
                 taken = {o.name: values.pop(o.name) for o in options[name]}
                 values[name] = Given(model, options[name], taken, words)
-            for added in (WIDE.name, *([] if wants_json else [JSON.name])):
+            for added in (WIDE.name, JSON.name):
                 values.pop(added, None)
             return function(**values)
 
@@ -334,14 +340,18 @@ def _option(
     path: tuple[str, ...], field: FieldInfo, annotation: Any, group: str = "common"
 ) -> ConfigOption:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    kind, bounds = _kind_of(annotation, list(field.metadata))
+    kind, bounds, words = _kind_of(annotation, list(field.metadata))
     is_list = get_origin(kind) is tuple
     if is_list:
-        kind, _ = _kind_of(get_args(kind)[0], [])
+        kind, _, words = _kind_of(get_args(kind)[0], [])
     word = path[-1].replace("_", "-")
     default = field.get_default(call_default_factory=True)
     flag = str(extra.get("option") or f"--{word}" + f"/--no-{word}" * (kind is bool and default))
     in_words = extra.get("default")
+    if in_words:
+        default = None
+    elif field.is_required():
+        default = inspect.Parameter.empty
     stated = "" if in_words is None else f"; default: {in_words}"
     within = "" if is_list else _range(bounds)
     return ConfigOption(
@@ -351,14 +361,15 @@ def _option(
         kind=kind,
         is_list=is_list,
         repeats=bool(extra.get("repeats")),
-        default=None if in_words else default,
+        default=default,
         help=f"{field.description}{within}{stated}.",
-        words=tuple(word for word in _words(annotation) if isinstance(word, str)),
+        words=words if kind is str else (),
+        least=next((one.ge for one in bounds if isinstance(one, Ge) and kind is int), None),
     )
 
 
-def _kind_of(annotation: Any, bounds: list[Any]) -> tuple[Any, list[Any]]:
-    """The plain type of an annotation, and the bounds found on the way."""
+def _kind_of(annotation: Any, bounds: list[Any]) -> tuple[Any, list[Any], tuple[Any, ...]]:
+    """The plain type of an annotation, the bounds found on the way, and the values of a choice."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         for one in inner[1:]:
@@ -368,17 +379,8 @@ def _kind_of(annotation: Any, bounds: list[Any]) -> tuple[Any, list[Any]]:
         [one] = [part for part in inner if part is not type(None)]
         return _kind_of(one, bounds)
     if origin is Literal:
-        return type(inner[0]), []
-    return annotation, bounds
-
-
-def _words(annotation: Any) -> Iterator[Any]:
-    """The values of a `Literal` within an annotation."""
-    for one in get_args(annotation):
-        if get_origin(annotation) is Literal:
-            yield one
-        else:
-            yield from _words(one)
+        return type(inner[0]), [], inner
+    return annotation, bounds, ()
 
 
 def _range(bounds: list[Any]) -> str:

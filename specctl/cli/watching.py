@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from specctl.cli.app import app
-from specctl.cli.options import DenseTracesArgument, ReplayThreadsOption, open_to_fit
+from specctl.cli.options import THREADS, DenseTracesArgument, open_to_fit
 from specctl.cli.registry import WriterConfig
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
@@ -153,7 +153,7 @@ def recalibrate(
     ),
     config: Given,
     writing: Given,
-    threads: ReplayThreadsOption = 2,
+    threads: int = THREADS,
 ) -> Answer:
     """Refit a deployed policy on recent traces; keep the refit only if it is better.
 
@@ -167,7 +167,7 @@ def recalibrate(
     from specctl.durable import prepare_folder, write_whole
     from specctl.records import json_bytes
     from specctl.registry.names import parse_new_alias
-    from specctl.replay.tune.publish import POLICY_FOLDER
+    from specctl.replay.tune.tuning import POLICY_FOLDER
     from specctl.runtime.words import resolve_policy
     from specctl.watch import recalibrate as room
 

@@ -21,8 +21,6 @@ FINISHED = "finished prompts"
 """The unit in which collections show progress."""
 TokenMode = Literal["keep", "drop"]
 """Token ids in a trace set: kept, or left out (docs/trace-format.md, "Token ids")."""
-WhenFull = Literal["block", "drop"]
-"""At a full queue, decoding waits or the prompts being decoded are dropped."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +86,6 @@ class CollectConfig(BaseModel):
         True,
         "Dense: also expand what smaller static trees would, so that replaying them is exact",
     )
-    when_full: WhenFull | None = option(
-        None,
-        "Live: when writing falls behind, 'block' makes decoding wait, 'drop' leaves out whole "
-        "prompts and counts them",
-        default="block",
-    )
     dense_every: PositiveInt | None = option(
         None,
         "Live: log each N-th prompt densely too, into OUT-dense, whose trees --depth and "
@@ -146,7 +138,6 @@ class CollectConfig(BaseModel):
             _refuse("dense_every", self, "does not work with --workers and --ray", fix)
         if self.dense:
             _refuse("policy", self, "does not go with --dense, whose log serves every policy")
-            _refuse("when_full", self, "does not go with --dense, which has no queue")
             _refuse("dense_every", self, "does not go with --dense, which logs all prompts")
             self.dense_shape()
             return

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from specctl.collect.config import FINISHED, WHOLE, Shard, TokenMode, WhenFull
+from specctl.collect.config import FINISHED, WHOLE, Shard, TokenMode
 from specctl.collect.prompts import Prompt
-from specctl.collect.recorder import RecorderConfig
 from specctl.collect.rounds import TraceRecorder
 from specctl.collect.trace_writer import TraceWriter, make_header, token_header
 from specctl.formatting import count
@@ -50,6 +49,11 @@ class Summary:
                 both = pooled([before, done]) if isinstance(done, Metrics) else before + done
                 setattr(self, name, both)
 
+    def committed(self, segment: Segment) -> None:
+        """Counts a segment, and shows its prompts as progress."""
+        self.num_committed += len(segment.prompt_ids)
+        advance(FINISHED, len(segment.prompt_ids))
+
     def to_json(self) -> dict[str, Any]:
         return vars(self).copy()
 
@@ -57,7 +61,7 @@ class Summary:
         """The counts in words."""
         raise NotImplementedError
 
-    def words(self, figures: str, losses: str) -> str:
+    def words(self, figures: str, losses: str = "") -> str:
         """The counts in words, with lines of a kind of collection."""
         cut = f"{self.num_cut} conversations outgrew the context and were cut"
         lines = [
@@ -72,8 +76,6 @@ class Summary:
 class LiveSummary(Summary):
     """Counts of a live collection."""
 
-    num_dropped: int = 0  # prompts that were decoded but not written: the queue was full
-    num_dropped_rounds: int = 0  # their rounds, one per request
     metrics: Metrics = field(default_factory=Metrics)
 
     def to_json(self) -> dict[str, Any]:
@@ -85,11 +87,7 @@ class LiveSummary(Summary):
             f"{metrics.num_tokens} tokens, {metrics.calls} calls, "
             f"τ {metrics.mean_acceptance_length:.2f}, {metrics.tokens_per_s:.0f} tokens/s"
         )
-        dropped = (
-            f"{self.num_dropped} prompts with {self.num_dropped_rounds} rounds were dropped "
-            "because writing fell behind; --resume decodes them again"
-        )
-        return self.words(figures if metrics.calls else "", dropped if self.num_dropped else "")
+        return self.words(figures if metrics.calls else "")
 
 
 def collect_live(
@@ -103,7 +101,6 @@ def collect_live(
     resume: bool = False,
     shard: Shard = WHOLE,
     tokens: TokenMode = "keep",
-    when_full: WhenFull = "block",
     workload: str | None = None,
     own_prompts: bool = False,
     decoder: Decoder | None = None,
@@ -116,8 +113,6 @@ def collect_live(
         out: a folder or `s3://bucket/prefix`.
         shard: the part of `prompts` for this process, if several write to one set.
         tokens: keep or drop token ids.
-        when_full: if writing falls behind, `block` makes decoding wait and `drop` leaves out the
-            prompts being decoded, which `resume` decodes again.
         workload: the user's word for the prompts; goes into artifacts.
         own_prompts: see `TraceWriter.open`.
         decoder: a decoder of this pair and policy, to use again.
@@ -129,12 +124,7 @@ def collect_live(
     joins = resume or shard.count > 1
     with TraceWriter.open(out, header, resume=joins, own_prompts=own_prompts) as writer:
         summary, left = LiveSummary.begin(writer, prompts, shard)
-
-        def committed(segment: Segment) -> None:
-            summary.num_committed += len(segment.prompt_ids)
-            advance(FINISHED, len(segment.prompt_ids))
-
-        with TraceRecorder(writer, RecorderConfig(when_full=when_full), committed) as recorder:
+        with TraceRecorder(writer, on_commit=summary.committed) as recorder:
             decoder = decoder or Decoder(pair, policy, batch_size=batch_size)
             decoder.observer = recorder
             for done in decoder.converse(left, settings):
@@ -142,7 +132,6 @@ def collect_live(
                 parts = [completion.metrics for completion in done.completions]
                 summary.metrics = pooled([summary.metrics, *parts])
                 summary.num_cut += done.is_cut
-        summary.num_dropped, summary.num_dropped_rounds = recorder.losses
     return summary
 
 

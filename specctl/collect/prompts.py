@@ -18,14 +18,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from specctl.answers import final_answer
 from specctl.durable import file_sha256
@@ -66,22 +64,21 @@ class Prompt:
     chat: bool = True
 
 
-@cache
-def _file_digest(path: str, modified_ns: int) -> str:
-    del modified_ns  # another time, another file
-    return file_sha256(Path(path))
-
-
 @dataclass(frozen=True)
 class Entry:
     """One line of a file, one item of a JSON array, or one row of a Parquet file."""
 
     path: str
-    number: int  # 1-based
+    number: int = 1
     unit: str = "line"  # or item, or row
-    # An id made from the text lets others confirm a guessed text: make it from the file instead.
-    hides_text: bool = False
+    # Stands in ids in place of the text's digest, which lets others confirm a guessed text.
+    mark: str = ""
     row: Mapping[str, Any] = field(default_factory=dict)  # the JSON object, or non-null columns
+
+    @classmethod
+    def first(cls, path: Path, *, hide_text: bool) -> Self:
+        """The first line of a file."""
+        return cls(str(path), mark=file_sha256(path)[:8] if hide_text else "")
 
     def refuse(self, problem: str, fix: str = "") -> PromptError:
         """The error for this entry."""
@@ -137,17 +134,14 @@ class Entry:
         return "" if given is None else self.checked(given, "'category'", MAX_NAME_BYTES)
 
     def identifier(self, key: str, turns: tuple[str, ...] | None) -> str | None:
-        """The entry's own id, or its place and eight digits of a digest of its turns.
+        """The entry's own id, or its place and eight digits of a digest of its turns or the file.
 
         With the place alone, `--resume` with another file would take its line 3 as done.
         """
         found = self.row.get(key)
         if found is None and turns is not None:
-            if self.hides_text:
-                mark = _file_digest(self.path, os.stat(self.path).st_mtime_ns)
-            else:
-                mark = hashlib.sha256("\0".join(turns).encode()).hexdigest()
-            return f"{self.unit}-{self.number}-{mark[:8]}"
+            mark = self.mark or hashlib.sha256("\0".join(turns).encode()).hexdigest()[:8]
+            return f"{self.unit}-{self.number}-{mark}"
         if isinstance(found, int) and not isinstance(found, bool):
             return str(found)
         return None if found is None else self.checked(found, repr(key), MAX_NAME_BYTES)
@@ -184,7 +178,7 @@ def load_prompts(
     first: dict[str, Entry] = {}  # one id for two prompts would put both on one side of a split
     prompts, num_empty = [], 0
     with readable(path, f"name a prompt file, or {EMBEDDED!r}"):
-        for entry, prompt in _parse(path, format, hide_text=hide_text):
+        for entry, prompt in _parse(Entry.first(path, hide_text=hide_text), format):
             earlier = first.setdefault(prompt.prompt_id, entry)
             if earlier is not entry:
                 before = f"{earlier.unit} {earlier.number}"
@@ -258,24 +252,24 @@ def readable(path: Path, fix: str) -> Iterator[None]:
 # --------------------------------------------------------------------------- files
 
 
-def _parse(path: Path, format: str, *, hide_text: bool) -> Iterator[tuple[Entry, Prompt]]:
-    is_text = format == "auto" and path.suffix == ".txt" and not _is_parquet(path)
+def _parse(start: Entry, format: str) -> Iterator[tuple[Entry, Prompt]]:
+    is_text = format == "auto" and start.path.endswith(".txt") and not _is_parquet(start)
     if format == "text" or is_text:
-        for entry, line in _lines(path, hide_text=hide_text):
+        for entry, line in _lines(start):
             turns = (entry.checked(line.rstrip("\r\n"), "the line"),)
             yield entry, _prompt(entry, "id", turns)
         return
-    for entry in entries(path, hide_text=hide_text):
+    for entry in entries(start):
         format = detect_format(entry) if format == "auto" else format
         yield entry, READERS[format](entry)
 
 
-def _lines(path: Path, *, hide_text: bool, blank: bool = False) -> Iterator[tuple[Entry, str]]:
+def _lines(start: Entry, *, blank: bool = False) -> Iterator[tuple[Entry, str]]:
     """Lines that are not blank, or all lines. Only line feeds end a line: JSON strings may contain
     U+2028."""
-    with path.open("rb") as stream:
+    with open(start.path, "rb") as stream:
         for number, raw in enumerate(stream, start=1):
-            entry = Entry(str(path), number, hides_text=hide_text)
+            entry = replace(start, number=number)
             raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
             try:
                 line = raw.decode()
@@ -287,37 +281,37 @@ def _lines(path: Path, *, hide_text: bool, blank: bool = False) -> Iterator[tupl
                 yield entry, line
 
 
-def entries(path: Path, *, hide_text: bool = False) -> Iterator[Entry]:
+def entries(start: Entry) -> Iterator[Entry]:
     """Objects of a JSON-lines file, of one JSON array (such as ShareGPT), or of a Parquet file
     (such as SPEED-Bench); the first bytes decide."""
-    if _is_parquet(path):
-        yield from _parquet_rows(path, hide_text=hide_text)
+    if _is_parquet(start):
+        yield from _parquet_rows(start)
         return
-    start, first = next(_lines(path, hide_text=hide_text), (Entry(str(path), 1), ""))
+    _, first = next(_lines(start), (start, ""))
     if first.lstrip().startswith("["):
-        text = "".join(line for _, line in _lines(path, hide_text=hide_text, blank=True))
-        for number, item in enumerate(_json(text, replace(start, number=1)), start=1):
+        text = "".join(line for _, line in _lines(start, blank=True))
+        for number, item in enumerate(_json(text, start), start=1):
             yield replace(start, number=number, unit="item").with_row(item)
     else:
-        for entry, line in _lines(path, hide_text=hide_text):
+        for entry, line in _lines(start):
             yield entry.with_row(_json(line, entry))
 
 
-def _is_parquet(path: Path) -> bool:
-    with path.open("rb") as stream:
+def _is_parquet(start: Entry) -> bool:
+    with open(start.path, "rb") as stream:
         return stream.read(4) == b"PAR1"
 
 
-def _parquet_rows(path: Path, *, hide_text: bool) -> Iterator[Entry]:
+def _parquet_rows(start: Entry) -> Iterator[Entry]:
     """Rows of a Parquet file, with the columns that prompts and responses use."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     def refuse(problem: str, fix: str) -> PromptError:
-        return PromptError(f"{path}: {problem}", hint=fix)
+        return PromptError(f"{start.path}: {problem}", hint=fix)
 
     try:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
+        file = pq.ParquetFile(start.path, page_checksum_verification=True)
         names = file.schema_arrow.names
         if not TEXTS & set(names):
             wanted = "'turns', 'prompt', 'question' or 'conversations'"
@@ -328,7 +322,7 @@ def _parquet_rows(path: Path, *, hide_text: bool) -> Iterator[Entry]:
             for row in batch.to_pylist():
                 number += 1
                 row = {name: value for name, value in row.items() if value is not None}
-                yield Entry(str(path), number, "row", hide_text, row)
+                yield replace(start, number=number, unit="row", row=row)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise refuse(f"the Parquet file cannot be decoded: {error}", "fetch it again") from error
 

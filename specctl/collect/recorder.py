@@ -4,9 +4,9 @@
     put(item) ──► queue ──►  source.take: rows, held until  ──►  every `flush_s` or `flush_bytes`:
                              their prompt has ended               tables, a segment
 
-A prompt is published whole or not at all. All that waits is bounded. At a bound, as `when_full`
-says, the producer waits or prompts are dropped and counted. The threads share Python's interpreter
-lock: items are taken many at a time, and a single item wakes no thread.
+A prompt is published whole or not at all. All that waits is bounded: at a full queue the producer
+waits, or is told. The threads share Python's interpreter lock: items are taken many at a time, and
+a single item wakes no thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 
-from specctl.collect.config import WhenFull
 from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing
 from specctl.errors import OutputError
 from specctl.logs.parquet import Tables
@@ -39,11 +38,10 @@ class RecorderConfig:
     Attributes:
         flush_s: seconds between segments while finished prompts wait; a kill costs these.
         flush_bytes: new rows at which a segment is published earlier.
-        when_full: at a bound, `block` makes the producer wait and `drop` drops the prompts whose
-            items find no room.
+        waits: the producer waits at a full queue; else `put` returns False.
         max_items, max_bytes: bounds of the queue.
-        held_bytes: bound of the rows that wait for the end of their prompt or for the disk. A
-            single prompt above it is an error under `block`.
+        held_bytes: bound of the rows that wait for the end of their prompt or for the disk;
+            prompts above it are an error.
         wake_s, wake_items, wake_bytes: longest sleep of the recording thread, and what ends it.
         poll_s: seconds between looks at the queue. None: the item that reaches `wake_items` wakes
             the thread, which then takes the interpreter lock at once.
@@ -51,7 +49,7 @@ class RecorderConfig:
 
     flush_s: float = FLUSH_S
     flush_bytes: int = FLUSH_BYTES
-    when_full: WhenFull = "block"
+    waits: bool = True
     max_items: int = 256
     max_bytes: int = 256 << 20
     held_bytes: int = 2 << 30
@@ -90,9 +88,6 @@ class RowSource(Protocol[I]):
     def unfinished(self) -> list[str]:
         """Prompts with rows that have not ended."""
 
-    def give_up(self) -> bool:
-        """Drops the largest unfinished prompt; returns False if the source never drops."""
-
 
 @dataclass
 class ItemQueue(Generic[I]):
@@ -112,7 +107,7 @@ class ItemQueue(Generic[I]):
     _changed: Condition = field(default_factory=Condition)
 
     def put(self, item: I, size_bytes: int | None = None) -> bool:
-        """Appends an item, under `block` once there is room; returns False if it found none.
+        """Appends an item once there is room; returns False if there is none and it never waits.
 
         Args:
             size_bytes: memory of the item; None always has room.
@@ -125,7 +120,7 @@ class ItemQueue(Generic[I]):
             while size_bytes is not None and not self._closed and not self._has_room(size_bytes):
                 self._is_full = True
                 self._changed.notify_all()
-                if self.config.when_full == "drop":
+                if not self.config.waits:
                     return False
                 self._changed.wait()
             self.raise_failure()
@@ -305,15 +300,15 @@ class Recorder(Generic[I]):
         self._writing_bytes = 0
 
     def _keep_bounds(self) -> None:
-        """Brings the held rows below their bound: by writing, else as `when_full` says."""
+        """Brings the held rows below their bound: by writing, else by an error."""
         while self.source.held_bytes + self._writing_bytes > self.config.held_bytes:
             if self._writing_bytes:
                 self._wait()
             elif self.source.has_ended:
                 self._begin_write()
-            elif not self.source.give_up():
+            else:
                 raise OutputError(
                     f"rows of unfinished prompts take {self.source.held_bytes} bytes, more than "
                     f"{self.config.held_bytes}",
-                    hint="decode fewer or shorter prompts together, or use --when-full drop",
+                    hint="decode fewer or shorter prompts together",
                 )

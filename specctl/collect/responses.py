@@ -90,7 +90,7 @@ def load_responses(path: Path, *, hide_text: bool = False) -> Responses:
     """
     found_by: dict[str, Response] = {}
     with readable(path, "name a JSON-lines or Parquet file of responses"):
-        for entry in entries(path, hide_text=hide_text):
+        for entry in entries(Entry.first(path, hide_text=hide_text)):
             response = _read(entry)
             earlier = found_by.setdefault(response.prompt_id, response)
             if earlier is not response:

@@ -4,14 +4,13 @@
     engine's steps    engines.recording ──────┴─► RoundRows ─round_tables─┐
     every position    dense.trees.columns_of ──────────────────dense_tables─┴─► _tables ─► Arrow
 
-Logits are read before: `statistics` here, `engines.steps.read_steps`, `dense.labels`. A round has
+Logits are read before: `rounds.statistics`, `engines.steps.read_steps`, `dense.labels`. A round has
 padded `[R, P]` tensors; a dense text has flat columns of its M nodes. Tables are made over all rows
 of a segment or chunk, because fixed costs of tensor calls would otherwise dominate.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -75,9 +74,9 @@ class HeldRows:
     def size_bytes(self) -> int:
         return sum(rows.size_bytes for rows in self.parts)
 
-    def counts(self) -> Counter[str]:
-        """Rows held, by prompt."""
-        return Counter(heading["prompt_id"] for rows in self.parts for heading in rows.headings)
+    def prompt_ids(self) -> set[str]:
+        """Prompts with rows."""
+        return {heading["prompt_id"] for rows in self.parts for heading in rows.headings}
 
     def take(self, prompt_ids: Collection[str]) -> list[RoundRows]:
         """Removes and returns the rows of prompts."""

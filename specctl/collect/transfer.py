@@ -11,7 +11,6 @@ events that are ready at once.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-log = logging.getLogger("specctl.collect")
 C = TypeVar("C")
 """The sender's note on a parcel."""
 
@@ -79,7 +77,6 @@ class CudaLane(Lane):
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._side = device, torch.cuda.Stream(device)
-        self._is_pageable = False
 
     def mark(self) -> Event:
         event: Event = torch.cuda.current_stream(self._device).record_event()
@@ -93,16 +90,7 @@ class CudaLane(Lane):
             yield
 
     def host_bytes(self, size_bytes: int) -> Tensor:
-        try:
-            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-        except RuntimeError as error:  # of CUDA: no more memory may be pinned
-            if not self._is_pageable:
-                reason = str(error).partition("\n")[0]
-                log.warning(
-                    "no pinned host memory (%s): traces are copied to pageable memory", reason
-                )
-            self._is_pageable = True
-        return torch.empty(size_bytes, dtype=torch.uint8)
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, target: Tensor, source: Tensor) -> Event:
         target.copy_(source, non_blocking=True)
@@ -137,54 +125,34 @@ class Parcel(Generic[C]):
 
 
 class Transfer(Generic[C]):
-    """Sends named tensors over a lane, in order. For one thread.
+    """Sends named tensors over a lane, in order. For one thread."""
 
-    Args:
-        max_bytes: bound of the parcels on their way; a larger parcel goes alone.
-    """
-
-    def __init__(self, lane: Lane, max_bytes: int) -> None:
-        self.lane, self._max_bytes = lane, max_bytes
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
         self._under_way: deque[Parcel[C]] = deque()
 
-    def send(self, tensors: Mapping[str, Tensor], context: C) -> list[tuple[C, dict[str, Tensor]]]:
+    def send(self, tensors: Mapping[str, Tensor], context: C) -> None:
         """Starts to copy one parcel, inside the lane's `after`.
 
         Args:
             tensors: kept by this object, and not to be written, until they have landed.
-
-        Returns:
-            Earlier parcels, which landed to make room.
         """
         packed, fields = pack(tensors)
-        landed = []
-        while self._under_way and self.size_bytes + packed.nbytes > self._max_bytes:
-            landed.append(self._land())
         target = self.lane.host_bytes(packed.nbytes)
         event = self.lane.copy(target, packed)
         sources = (packed, *tensors.values())
         self._under_way.append(Parcel(context, fields, target, event, sources))
+
+    def land(self) -> list[tuple[C, dict[str, Tensor]]]:
+        """Waits for all parcels; their contexts and tensors in plain memory, in order."""
+        landed = []
+        while self._under_way:
+            parcel = self._under_way[0]
+            parcel.event.synchronize()
+            tensors = unpack(parcel.packed.clone(), parcel.fields)  # pinned memory is scarce
+            landed.append((parcel.context, tensors))
+            self._under_way.popleft()
         return landed
-
-    @property
-    def size_bytes(self) -> int:
-        """Host memory of the parcels on their way."""
-        return sum(parcel.packed.nbytes for parcel in self._under_way)
-
-    def land(self, num_left: int = 0) -> list[tuple[C, dict[str, Tensor]]]:
-        """Waits until at most `num_left` parcels are on their way.
-
-        Returns:
-            Contexts and tensors in plain memory, in the order of sending.
-        """
-        return [self._land() for _ in range(len(self._under_way) - num_left)]
-
-    def _land(self) -> tuple[C, dict[str, Tensor]]:
-        parcel = self._under_way[0]
-        parcel.event.synchronize()
-        tensors = unpack(parcel.packed.clone(), parcel.fields)  # pinned memory is scarce
-        self._under_way.popleft()
-        return parcel.context, tensors
 
 
 def pack(tensors: Mapping[str, Tensor]) -> tuple[Tensor, list[Field]]:

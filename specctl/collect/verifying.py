@@ -8,7 +8,6 @@ from typing import Any
 
 from specctl.errors import TraceError
 from specctl.formatting import count
-from specctl.logs.parquet import Tables, decoding
 from specctl.logs.row_checks import RowError, broken_rows, check_keys, check_rows
 from specctl.logs.trace_files import NODES, ROUNDS, Segment
 from specctl.logs.trace_set import (
@@ -24,7 +23,6 @@ from specctl.logs.trace_set import (
 )
 from specctl.progress import advance, progress
 from specctl.stores.creating import ensure
-from specctl.trace import arrow_schema
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def verify(name: str | Path) -> SetCheck:
         damages, whole = [*listing.damages], []
         for segment in listing.segments:
             try:
-                checked_tables(listing, segment)
+                check_segment(listing, segment)
             except TraceError as error:
                 damages.append(Damage(segment.key, str(error), segment.num_rows))
             else:
@@ -90,7 +88,7 @@ def verify(name: str | Path) -> SetCheck:
             advance("segments")
     traces = TraceSet((Listing(listing.place, listing.header, count_once(whole)),))
     try:
-        check_keys(f"trace set {name}", traces.segment_files(), traces.prompt_ids)
+        check_keys(f"trace set {name}", traces.segment_files, traces.prompt_ids)
     except TraceError as error:
         damages.append(Damage(ROUNDS, str(error), 0))
     is_whole_set = "@sha256:" not in str(name)
@@ -120,30 +118,23 @@ def verify(name: str | Path) -> SetCheck:
     )
 
 
-def checked_tables(listing: Listing, segment: Segment) -> Tables:
-    """All rows of a segment, checked.
+def check_segment(listing: Listing, segment: Segment) -> None:
+    """Checks all rows of a segment.
 
     Raises:
         TraceCorruptError: invalid rows, or a file that cannot be decoded.
     """
     import polars as pl
 
-    where = listing.place.at(segment.key)
-    tables = listing.tables(segment)
-    have = {table: len(rows) for table, rows in tables.items()}
+    tables = {name: pl.DataFrame(rows) for name, rows in listing.tables(segment).items()}
+    found, nodes = len(tables.get("nodes", ())), segment.record.nodes
+    stated = nodes.num_rows if nodes else 0
     try:
-        nodes = segment.record.nodes
-        stated = nodes.num_rows if nodes else 0
-        if have.get("nodes", 0) != stated:
-            raise RowError(f"{have.get('nodes', 0)} nodes, against {stated} in its record")
-        check_rows(
-            {table: pl.DataFrame(rows) for table, rows in tables.items()},
-            segment.record.prompt_ids,
-        )
+        if found != stated:
+            raise RowError(f"{found} nodes, against {stated} in its record")
+        check_rows(tables, segment.record.prompt_ids)
     except RowError as error:
-        raise broken_rows(where, error) from error
-    with decoding(where):
-        return {table: rows.cast(arrow_schema(table)) for table, rows in tables.items()}
+        raise broken_rows(listing.place.at(segment.key), error) from error
 
 
 # --------------------------------------------------------------------------- snapshots

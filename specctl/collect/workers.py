@@ -6,29 +6,36 @@
 A prompt is finished when a segment names it; there is no other record. Ray restarts a lost worker,
 here or on another node, and repeats its batch; the new worker reads in the set what the lost one
 had committed. If both commit a prompt, readers count the first segment (docs/trace-format.md).
+
+--workers N            a cluster of this machine, which ends with the command
+--ray HOST:PORT|auto   one that runs already
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from specctl.collect.cluster import Cluster, cluster
 from specctl.collect.config import FINISHED, CollectConfig
 from specctl.collect.dense import collect_dense
 from specctl.collect.dense.collection import DenseSummary, answered, plain_decoder
-from specctl.collect.live import LiveSummary, Summary, collect_live
+from specctl.collect.live import Summary, collect_live
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import Responses
 from specctl.collect.trace_writer import TraceWriter, finishing
-from specctl.errors import ClusterError, one_line
+from specctl.errors import ClusterError, UsageError, one_line
 from specctl.formatting import count
 from specctl.logs.trace_files import HEADER_NAME, open_place
 from specctl.logs.trace_set import read_listing
@@ -48,8 +55,12 @@ LOOK_S = 2.0
 """Time between checks of the cluster."""
 STOP_S = 25.0
 """Time for all workers to finish their batches after Ctrl-C or an error."""
-CLOCKS_S = 60.0
-"""Largest difference of clocks; names of segments contain times."""
+STORE_BYTES = 128 << 20
+"""Memory for the object store of a cluster that starts here; it holds prompts and counts."""
+OWN: Any = {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}
+"""Options of a cluster that starts here. Ray's default runs workers at nice 15."""
+CONNECT_S = 5.0
+"""Time that a cluster has to answer at its address."""
 
 
 def versions_here() -> dict[str, str]:
@@ -79,11 +90,6 @@ class Work:
         check_policies([self.policy], pair.fingerprint)
         return Decoder(pair, self.policy.policy, batch_size=self.models.batch_size)
 
-    def counts(self, plan: Plan) -> Summary:
-        """Counts of a plan of which nothing is done yet."""
-        kind = DenseSummary if self.policy is None else LiveSummary
-        return kind(self.out, plan.num_planned, plan.num_planned - len(plan.left))
-
     def collect(
         self,
         decoder: Decoder,
@@ -106,24 +112,149 @@ class Work:
         if self.policy is None:
             shape, more["responses"] = settings.dense_shape(), responses
             return collect_dense(pair, prompts, decoding, self.out, shape, **more)
-        policy, when_full = self.policy.policy, settings.when_full or "block"
-        return collect_live(pair, prompts, policy, decoding, self.out, when_full=when_full, **more)
+        return collect_live(pair, prompts, self.policy.policy, decoding, self.out, **more)
 
 
-class Plan(NamedTuple):
-    """The prompts of a collection that are left."""
-
-    left: list[str]  # ids of prompts that fit and are not finished
-    num_planned: int  # prompts that fit
-    warnings: list[str]
+# --------------------------------------------------------------------------- the cluster
 
 
-class Process(NamedTuple):
-    """A worker's process, and its clock when it answered."""
+class Needs(NamedTuple):
+    """The resources of one worker, as Ray counts them."""
 
-    host: str
-    pid: int
-    time_s: float
+    cpus: int = 1
+    gpus: float = 0.0
+
+    def __str__(self) -> str:
+        gpus = "1 GPU" if self.gpus == 1 else f"{self.gpus:g} GPUs"
+        return count(self.cpus, "CPU") + (f" and {gpus}" if self.gpus else "")
+
+    @property
+    def device(self) -> str:
+        """The device of the models in a worker, which sees only its own GPUs."""
+        if self.gpus > 1:
+            return ",".join(f"cuda:{index}" for index in range(int(self.gpus)))
+        return "cuda" if self.gpus else "cpu"
+
+    def room(self, resources: Mapping[str, float]) -> int:
+        """Workers that fit into the resources of a node."""
+        room = int(resources.get("CPU", 0) / self.cpus)
+        return min(room, int(resources.get("GPU", 0) / self.gpus)) if self.gpus else room
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that this process is connected to."""
+
+    ray: Any
+    needs: Needs  # of each worker
+    num_workers: int
+
+
+@contextmanager
+def cluster(
+    num_workers: int | None, address: str | None, *, threads: int, gpus: float | None, device: str
+) -> Iterator[Cluster]:
+    """Starts or joins a cluster, and leaves it after the block.
+
+    A process that is already connected, such as a Ray program, stays connected.
+
+    Args:
+        num_workers: None uses all the room there is.
+        address: `auto` or `HOST:PORT`; None starts a cluster on this machine.
+        threads: CPUs of a worker.
+        gpus: GPUs of a worker. None: one if the cluster has any and `device` is not `cpu`.
+
+    Raises:
+        UsageError: Ray is not installed, or options contradict each other.
+        ClusterError: the cluster cannot be started or reached, or lacks room for the workers.
+    """
+    if address is not None and address != "auto" and not address.rpartition(":")[2].isdigit():
+        fix = "give the address that `ray start` printed"
+        raise UsageError(f"--ray takes auto or HOST:PORT, not {address!r}", hint=fix)
+    if device not in ("auto", "cpu", "cuda"):
+        fix = "leave the numbers out: Ray gives each worker its own GPUs, see --gpus-per-worker"
+        raise UsageError(f"--device {device} cannot be used with Ray", hint=fix)
+    if gpus is not None and gpus > 1 and gpus % 1:
+        raise UsageError(f"--gpus-per-worker above 1 must be a whole number, not {gpus:g}")
+    if device == "cpu" and gpus:
+        raise UsageError("--gpus-per-worker cannot be used with --device cpu")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        ray: Any = import_module("ray")
+        if not (connected := ray.is_initialized()):
+            _connect(ray, address)
+    except ImportError:
+        fix = "pip install 'specctl[ray]'"
+        raise UsageError("--workers and --ray need the package ray", hint=fix) from None
+    finally:  # Ray replaces the handler, on import and on start
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)
+    try:
+        if gpus is None:
+            has_some = bool(ray.cluster_resources().get("GPU", 0)) and device == "auto"
+            gpus = 1.0 if has_some or device == "cuda" else 0.0
+        needs = Needs(threads, gpus)
+        found = Cluster(ray, needs, _num_workers(ray, needs, num_workers))
+        with redirect_stdout(io.StringIO()):  # Ray prints deaths of workers there
+            yield found
+    finally:
+        if not connected:
+            ray.shutdown()
+
+
+def _num_workers(ray: Any, needs: Needs, asked: int | None) -> int:
+    """The number of workers: `asked`, or as many as other jobs leave room for.
+
+    Raises:
+        ClusterError: the whole cluster, empty, would be too small.
+    """
+    there = ray.cluster_resources()
+    room = sum(needs.room(node["Resources"]) for node in ray.nodes() if node["Alive"])
+    if room < (asked or 1):
+        raise ClusterError(
+            f"{'--ray' if asked is None else f'--workers {asked}'}: each worker needs {needs} on "
+            f"one node, and the cluster has room for {room}: {there.get('CPU', 0):g} CPUs and "
+            f"{there.get('GPU', 0):g} GPUs in all",
+            hint="lower --workers, --threads or --gpus-per-worker, or use --device cpu",
+        )
+    return asked or max(1, min(room, needs.room(ray.available_resources())))
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        if address is None:
+            ray.init("local", object_store_memory=STORE_BYTES, **OWN, **quiet)
+            return
+        named = _named(address)
+        host, _, port = named.rpartition(":")
+        if port.isdigit() and "/" not in host:  # Ray itself would try for minutes
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+            except OSError as error:
+                raise OSError(f"{named}: {error}") from error
+        ray.init(address, **quiet)
+    except Exception as error:  # Ray raises plain ones, also if its raylet dies at start
+        where, fix = f"--ray {address}", "start one with `ray start --head`, or see `ray status`"
+        if address is None:
+            where, fix = "Ray on this machine", "see the logs in /tmp/ray/session_latest/logs"
+        reason = one_line(str(error)) or type(error).__name__
+        raise ClusterError(f"{where}: no cluster answers: {reason}", hint=fix) from error
+
+
+def _named(address: str) -> str:
+    """The address that Ray uses for `auto`: from the environment, or of the last `ray start`,
+    whose cluster may have ended."""
+    if address != "auto":
+        return address
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    left = Path(folder) / "ray" / "ray_current_cluster"
+    return os.environ.get("RAY_ADDRESS") or (left.read_text().strip() if left.exists() else address)
+
+
+# --------------------------------------------------------------------------- a worker
 
 
 class Worker:
@@ -134,14 +265,14 @@ class Worker:
         self._loaded: Decoder | None = None
         self._finished: set[str] | None = None  # by this process; None before the first batch
 
-    def load(self) -> Process:
-        """Loads the pair, once per process.
+    def load(self) -> tuple[str, int]:
+        """Loads the pair, once per process; returns the process, as `process_here`.
 
         Raises:
             ClusterError: other versions than the driver's. As `load_pair`.
         """
         _ = self._decoder
-        return _this_process()
+        return process_here()
 
     @property
     def _decoder(self) -> Decoder:
@@ -153,20 +284,17 @@ class Worker:
             self._loaded = work.decoder(work.models.load_pair())
         return self._loaded
 
-    def plan(self, prompts: Sequence[Prompt], responses: Responses | None) -> Plan:
-        """Starts or joins the set, and finds the prompts that are left; called on one worker.
+    def plan(
+        self, prompts: Sequence[Prompt], responses: Responses | None
+    ) -> tuple[Summary, list[str]]:
+        """Starts or joins the set; returns counts of nothing yet, and ids of the prompts left.
 
         Raises:
             As `DecodingConfig.with_room`, `answered` and the collections.
         """
-        work, warnings, pair = self._work, list[str](), self._decoder.pair
-        begun = None if responses is None else responses.of([])
-        work.collect(self._decoder, [], begun, resume=True, own_prompts=True)
+        work, pair = self._work, self._decoder.pair
+        summary = work.collect(self._decoder, [], responses, resume=True, own_prompts=True)
         fitting = work.models.with_room(pair, prompts)
-        if long := len(prompts) - len(fitting):
-            warnings = [
-                f"{long} of {len(prompts)} prompts skipped: longer than the model's context"
-            ]
         listing = read_listing(work.out, verify=False)
         with TraceWriter(listing.place, listing, listing.header.policy) as writer:
             left = writer.plan(fitting)
@@ -174,12 +302,13 @@ class Worker:
             for prompt in left:
                 response = responses.by_prompt[prompt.prompt_id]
                 answered(pair.target, prompt, response, work.models.settings)
-        return Plan([prompt.prompt_id for prompt in left], len(fitting), warnings)
+        summary.num_planned, summary.num_skipped = len(fitting), len(fitting) - len(left)
+        return summary, [prompt.prompt_id for prompt in left]
 
     def collect(
         self, prompts: Sequence[Prompt], responses: Responses | None
-    ) -> tuple[Summary, Process]:
-        """Collects a batch and commits it; returns its counts.
+    ) -> tuple[Summary, tuple[str, int]]:
+        """Collects a batch and commits it; returns its counts, and the process.
 
         Of a repeated batch, only the rest is collected: prompts that a lost process finished are
         found in the set, and this process remembers its own.
@@ -197,11 +326,12 @@ class Worker:
         )
         summary.num_committed += len(prompts) - len(left) + summary.num_skipped
         done.update(prompt.prompt_id for prompt in prompts)
-        return summary, _this_process()
+        return summary, process_here()
 
 
-def _this_process() -> Process:
-    return Process(os.uname().nodename, os.getpid(), time.time())
+def process_here() -> tuple[str, int]:
+    """The machine and the id of this process."""
+    return os.uname().nodename, os.getpid()
 
 
 def check_versions(wanted: dict[str, str], found: dict[str, str]) -> None:
@@ -220,21 +350,6 @@ def check_shared(out: str) -> None:
         raise ClusterError(
             f"node {os.uname().nodename} does not share the folder {out}",
             hint="mount it there too, or collect into s3://bucket/prefix",
-        )
-
-
-def check_clock(process: Process, begun: float) -> None:
-    """Raises `ClusterError` if a worker's clock differs by a minute or more from this machine's.
-
-    Args:
-        begun: time of the call, by this machine's clock.
-    """
-    late_s = max(begun - process.time_s, process.time_s - time.time())
-    if late_s > CLOCKS_S:
-        raise ClusterError(
-            f"the clock of node {process.host} is {late_s:.0f} s from this machine's, and segments "
-            "are ordered by time",
-            hint="set it, e.g. by NTP",
         )
 
 
@@ -262,8 +377,7 @@ def collect_on_ray(
         driver = Driver(found, replace(work, models=models, out=out))
         try:
             driver.load()
-            plan = driver.plan(prompts, responses)
-            summary, left = work.counts(plan), set(plan.left)
+            summary, left = driver.plan(prompts, responses)
             prompts = [prompt for prompt in prompts if prompt.prompt_id in left]
             driver.collect(prompts, responses, summary)
         finally:
@@ -297,18 +411,18 @@ class Driver:
 
     def load(self) -> None:
         """Loads the pair in every worker."""
-        begun = time.time()
-        for process in self._results("load", [()] * len(self._actors)):
-            check_clock(process, begun)
-            self.processes.add((process.host, process.pid))
+        self.processes.update(self._results("load", [()] * len(self._actors)))
 
-    def plan(self, prompts: Sequence[Prompt], responses: Responses | None) -> Plan:
-        """Plans in one worker."""
-        plan: Plan = next(self._results("plan", [(prompts, responses)]))
+    def plan(
+        self, prompts: Sequence[Prompt], responses: Responses | None
+    ) -> tuple[Summary, set[str]]:
+        """Plans in one worker; see `Worker.plan`."""
+        summary, left = next(self._results("plan", [(prompts, responses)]))
         check_shared(self._work.out)
-        for line in plan.warnings:
-            log.warning("%s", line)
-        return plan
+        if long := len(prompts) - summary.num_planned:
+            text = "%s of %s prompts skipped: longer than the model's context"
+            log.warning(text, long, len(prompts))
+        return summary, set(left)
 
     def collect(
         self, prompts: Sequence[Prompt], responses: Responses | None, summary: Summary
@@ -321,7 +435,7 @@ class Driver:
             for part, process in self._results("collect", calls):
                 summary.add(part)
                 advance(FINISHED, part.num_committed)
-                self.processes.add((process.host, process.pid))
+                self.processes.add(process)
                 while (idle := self._pool.pop_idle()) is not None:
                     self._cluster.ray.kill(idle)  # room for a worker that is restarted
         except BaseException:
@@ -352,7 +466,9 @@ class Driver:
             try:
                 found = self._pool.get_next_unordered(timeout=LOOK_S)
             except TimeoutError:
-                self._cluster.check_alive()
+                if not any(node["Alive"] for node in self._cluster.ray.nodes()):
+                    fix = "see Ray's logs; then go on with --resume"
+                    raise ClusterError("no node of Ray's cluster is alive", hint=fix) from None
                 continue
             except errors.RayTaskError as error:
                 raise error.cause from None

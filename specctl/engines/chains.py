@@ -112,7 +112,12 @@ class ChainPolicy:
     def __init__(
         self, policy: Policy, *, max_levels: int, batch_size: int, device: torch.device
     ) -> None:
-        check_lossless(policy)
+        if not isinstance(policy.acceptance, Strict):
+            raise LossyPolicyError(
+                f"policy {policy.name} has the acceptance {policy.acceptance.kind}, but in an "
+                "engine the engine's own rule accepts",
+                hint="export a policy without one, or run this one with `specctl run`",
+            )
         self.policy = as_chain(policy)
         self.digest = policy_digest(self.policy)
         check_costs(self.policy.budget)
@@ -242,13 +247,3 @@ class ChainPolicy:
 
     def _spend(self, began: float) -> None:
         self.spent_us += 1e6 * (time.perf_counter() - began)
-
-
-def check_lossless(policy: Policy) -> None:
-    """Raises `LossyPolicyError` for a policy with an acceptance of its own."""
-    if not isinstance(policy.acceptance, Strict):
-        raise LossyPolicyError(
-            f"policy {policy.name} has the acceptance {policy.acceptance.kind}, but in an engine "
-            "the engine's own rule accepts",
-            hint="export a policy without one, or run this one with `specctl run`",
-        )

@@ -126,7 +126,7 @@ def read_source(text: str) -> Source:
         named = resolve_policy(text, allow_lossy=True)
         return Source(named, "+".join(map(_absolute, pieces(text))), *_tuned(named))
     from specctl.replay.facts import read_result
-    from specctl.replay.tune.publish import POLICY_FOLDER
+    from specctl.replay.tune.tuning import POLICY_FOLDER
     from specctl.replay.tune.verdict import TuneResult
 
     result = read_result(Path(text), TuneResult, "specctl tune")
@@ -295,7 +295,7 @@ def judge(
     strict = [one for one in named if isinstance(one.policy.acceptance, Strict)]
     figures = None
     if traces is not None and strict:
-        from specctl.replay.run import replay_policies, serve_policies
+        from specctl.replay.run import replay_traces
 
         config = ReplayConfig(policies=tuple(one.label for one in strict), cost_model=cost_model)
         is_load = batch_size is not None and batch_size > 1 and cost_model is not None
@@ -308,8 +308,7 @@ def judge(
         if is_load:  # our batching for policies that the engine lacks
             batching = "specctl" if losses else engine.batching
             config = config.model_copy(update={"batch_size": batch_size, "engine": batching})
-        score = serve_policies if is_load else replay_policies
-        figures = score(traces, config, named=strict)
+        figures = replay_traces(traces, config, named=strict)
     return Judged(engine, source, losses, chosen, label, figures)
 
 

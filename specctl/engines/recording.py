@@ -51,7 +51,7 @@ READ_BYTES = 16 << 20
 STEPS_TOGETHER = 64
 """Steps of small logits that become rows together."""
 LIMITS = RecorderConfig(
-    when_full="drop",
+    waits=False,
     max_items=4096,
     held_bytes=1 << 30,
     wake_s=1.0,
@@ -95,9 +95,6 @@ class StepSource:
 
     def add(self, step: ReadStep) -> None:
         raise NotImplementedError
-
-    def give_up(self) -> bool:
-        return False
 
 
 # --------------------------------------------------------------------------- rounds as they run

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from specctl.artifacts.describe import Description
+from specctl.artifacts.card import Description
 from specctl.logs.acceptance_figures import ChainClock, explain, shown_range
 from specctl.logs.engine_summaries import (
     DECODE_MARK,

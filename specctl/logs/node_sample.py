@@ -32,12 +32,19 @@ from torch import Tensor
 
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError, check_choice
 from specctl.features import NODE_FEATURES, needs_text, node_features
-from specctl.logs import logged_draft as drafting
-from specctl.logs.logged_draft import logged_draft
+from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.parquet import read_columns
 from specctl.logs.positions import Bools, Floats, Ints, Singles
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog, Support, open_log, sampled
+from specctl.logs.tree_log import (
+    ENTROPIES,
+    TEXT_COLUMNS,
+    DenseLog,
+    LiveLog,
+    Support,
+    open_log,
+    sampled,
+)
 from specctl.policy.growing import pool_capacity
 from specctl.policy.pruning import PrunedPlan
 from specctl.policy.rules import BaseShape, ShapeRule
@@ -102,27 +109,21 @@ class LoggedNodes:
             rule: grows and selects as in a request's first round.
             prompt_ids: prompts to read; None for all.
         """
-        wanted = None if prompt_ids is None else frozenset(prompt_ids)
-        for chunk in self.log.chunks(extra=TEXT_COLUMNS if rule.needs_text else ()):
+        log = self.log if prompt_ids is None else self.log.only(prompt_ids)
+        for chunk in log.chunks(ENTROPIES + (TEXT_COLUMNS if rule.needs_text else ())):
             prompts = chunk.positions.row_prompts
-            longest = torch.from_numpy(np.minimum(chunk.matched, chunk.positions.remaining)).long()
-            rows = np.arange(len(prompts))
-            if wanted is not None:
-                rows = np.flatnonzero([name in wanted for name in prompts])
-            for part in drafting.batches(len(rows), drafting.BATCH_POSITIONS):
-                index = torch.from_numpy(rows[part])
-                draft = logged_draft(rule, chunk, index)
-                tree, plan = draft.pool, draft.plan
-                known = chunk.known[draft.node.clamp(min=0)] & (draft.node >= 0) & tree.valid
+            for draft in logged_drafts(rule, chunk):
+                plan, is_node = draft.plan, draft.pool.valid & (draft.node >= 0)
+                known = chunk.known[draft.node.clamp(min=0)] & is_node
                 yield NodeBatch(
                     pool=draft.pool,
                     scores=plan.scores if isinstance(plan, PrunedPlan) else None,
                     submitted=draft.submitted,
                     accepted=draft.candidates_on_path & known,
                     known=known,
-                    longest=longest[index],
+                    longest=torch.minimum(draft.matched, draft.remaining).long(),
                     num_missing=draft.expansions.missing,
-                    prompt_id=prompts[rows[part]],
+                    prompt_id=prompts[draft.rows],
                 )
             advance("positions", len(prompts))
 
@@ -173,15 +174,6 @@ class NodeRows:
         return replace(self, **rows)
 
 
-def frontier_rule(
-    depth: int, first_top_k: int, second_top_k: int, features: tuple[str, ...] = ()
-) -> BaseShape:
-    """A shape that expands by joint probability and submits the root alone."""
-    return BaseShape(
-        depth, first_top_k, second_top_k, max_tokens=1, needs_text=needs_text(features)
-    )
-
-
 def sample_nodes(
     source: LoggedNodes,
     prompt_ids: Iterable[str] | None = None,
@@ -213,7 +205,9 @@ def sample_nodes(
         check_choice("--features", name, sorted(NODE_FEATURES))
     if len(set(features)) < len(features):
         raise UsageError(f"--features names one twice: {', '.join(features)}")
-    rule = frontier_rule(depth, first_top_k, second_top_k, features)
+    # Expands by joint probability and submits the root alone.
+    text = needs_text(features)
+    rule = BaseShape(depth, first_top_k, second_top_k, max_tokens=1, needs_text=text)
     random, counts, prompts = np.random.default_rng(seed), Counter[str](), dict[str, int]()
     below = 1.0  # rejected nodes are kept if their random number is smaller
     if predicts == "joint" and negatives:  # most nodes are below a rejected one

@@ -10,12 +10,13 @@ import torch
 
 from specctl.logs.positions import Bools, Ints, Longs, Singles, join_rows
 from specctl.logs.row_checks import RowError, broken_rows
-from specctl.logs.tree_log import DenseLog, LogChunk, map_chunks
+from specctl.logs.tree_log import ENTROPIES, DenseLog, LogChunk, map_chunks
 from specctl.policy.budgets import draft_log_odds
 
 TABLE_COLUMNS = (
     *("parent_idx", "depth", "sibling_rank", "joint_logp"),
     *("target_logp", "target_entropy", "target_margin"),
+    *ENTROPIES,
 )
 """Columns of the table to read as `extra`."""
 
@@ -122,7 +123,7 @@ def labelled_nodes(log: DenseLog) -> LabelledNodes:
         found = nodes.take(nodes.labelled)
         return found, prompts[found.row], tuple(dict.fromkeys(prompts))
 
-    parts = list(map_chunks(log, work, extra=TABLE_COLUMNS))
+    parts = list(map_chunks(log, work, TABLE_COLUMNS))
     tables, prompts, names = zip(*parts, strict=True)
     ids = tuple(dict.fromkeys(name for of in names for name in of))
     return LabelledNodes(join_rows(tables), np.concatenate(prompts), ids)

@@ -67,20 +67,14 @@ def scan_files(table: str, paths: Sequence[Path]) -> pl.LazyFrame:
 
 def read_columns(path: Path, columns: Sequence[str]) -> Any:
     """Columns of a file, as a `pyarrow.Table`."""
-    with decoding(str(path)):
-        # Not pq.read_table: threads of pyarrow's pool, beside torch's, abort an ending process.
-        return _opened(path, columns).read(list(columns), use_threads=False)
-
-
-def _opened(path: Path, columns: Sequence[str]) -> Any:
-    """A `ParquetFile` that has these columns; pyarrow ignores missing ones."""
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(path, page_checksum_verification=True)
-    missing = sorted(set(columns) - set(file.schema_arrow.names))
-    if missing:
-        raise _undecodable(str(path), f"it has no column {missing[0]}")
-    return file
+    with decoding(str(path)):
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        if missing := sorted(set(columns) - set(file.schema_arrow.names)):  # pyarrow ignores them
+            raise _undecodable(str(path), f"it has no column {missing[0]}")
+        # Not pq.read_table: threads of pyarrow's pool, beside torch's, abort an ending process.
+        return file.read(list(columns), use_threads=False)
 
 
 def _undecodable(what: str, reason: str) -> TraceCorruptError:

@@ -112,13 +112,10 @@ def check_keys(name: str, files: Iterable[dict[str, Path]], prompt_ids: Iterable
     with decoding(name):
         try:
             for paths in files:
-                rounds = _key_columns("rounds", paths, *ROUND_KEY, "prompt_id")
-                nodes = _key_columns("nodes", paths, *KEYS["nodes"], "parent_idx")
-                check_table("rounds", rounds)
-                check_table("nodes", nodes)
-                check_owners(nodes, rounds)
-                parts.append(rounds.select("request_id").unique())
-                check_prompts(rounds, prompts)
+                tables = {table: _key_columns(table, path) for table, path in paths.items()}
+                check_rows(tables, prompts)
+                if "rounds" in tables:
+                    parts.append(tables["rounds"].select("request_id").unique())
             requests = pl.concat(parts)["request_id"] if parts else pl.Series(dtype=pl.String)
             twice = requests.filter(requests.is_duplicated())
             if len(twice):
@@ -138,9 +135,10 @@ def broken_rows(what: str, error: RowError) -> TraceCorruptError:
     )
 
 
-def _key_columns(table: str, paths: dict[str, Path], *columns: str) -> pl.DataFrame:
+def _key_columns(table: str, path: Path) -> pl.DataFrame:
     import polars as pl
 
-    rows = scan_files(table, [paths[table]] if table in paths else [])
+    columns = (*KEYS[table], "prompt_id" if table == "rounds" else "parent_idx")
     kinds = {name: pl.Int32 if name.endswith("_idx") else pl.Categorical for name in columns}
-    return rows.select(pl.col(name).cast(kind) for name, kind in kinds.items()).collect()
+    rows = scan_files(table, [path]).select(pl.col(name).cast(kinds[name]) for name in columns)
+    return rows.collect()

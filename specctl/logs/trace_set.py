@@ -287,7 +287,7 @@ class TraceSet:
         traces = cls(parts)
         if verify:
             name = " + ".join(part.place.name for part in parts)
-            check_keys(f"trace set {name}", traces.segment_files(), traces.prompt_ids)
+            check_keys(f"trace set {name}", traces.segment_files, traces.prompt_ids)
         return traces
 
     @property
@@ -350,21 +350,14 @@ class TraceSet:
         frame's own `collect` raises errors of polars.
         """
         check_choice("table", table, TABLES)
-        return scan_files(table, [files[table] for files in self._files if table in files])
+        return scan_files(table, [files[table] for files in self.segment_files if table in files])
 
     def num_rows(self, table: str) -> int:
         """Rows of a table, from the footers."""
         import pyarrow.parquet as pq
 
-        paths = [files[table] for files in self._files if table in files]
+        paths = [files[table] for files in self.segment_files if table in files]
         return sum(pq.read_metadata(path).num_rows for path in paths)
-
-    def segment_files(self) -> list[dict[str, Path]]:
-        """The files of each segment by table, nodes in the order of their rounds.
-
-        Segments without rows are absent; segments with repeated prompts are copied without them.
-        """
-        return self._files
 
     def summary(self) -> dict[str, Any]:
         """Counts: segments, prompts, repeats, requests, rounds, nodes, bytes."""
@@ -385,7 +378,11 @@ class TraceSet:
         }
 
     @cached_property
-    def _files(self) -> list[dict[str, Path]]:
+    def segment_files(self) -> list[dict[str, Path]]:
+        """The files of each segment by table, nodes in the order of their rounds.
+
+        Segments without rows are absent; segments with repeated prompts are copied without them.
+        """
         found = [
             self._without_repeats(part, segment) if segment.repeats else part.paths(segment)
             for part in self.parts

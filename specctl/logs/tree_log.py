@@ -87,7 +87,7 @@ class LogChunk:
     draft_logp: Tensor
     entropy: Tensor
     topk_entropy: Tensor
-    # further columns of the nodes table, `[T]` numpy, NaN for null
+    # columns of the nodes table by name, `[T]` numpy, NaN for null
     extra: dict[str, Any] = field(default_factory=dict)
     # `[R, RECENT_TOKENS]` int64 numpy, end of the text at each root; of live logs with text alone
     recent: Any = None
@@ -130,7 +130,7 @@ def segment_files(traces: TraceSet) -> tuple[SegmentFiles, ...]:
     Raises:
         TraceEmptyError: the set has none.
     """
-    files = tuple(traces.segment_files())
+    files = tuple(traces.segment_files)
     if not files:
         raise TraceEmptyError("these traces hold no rounds", hint="collect some prompts")
     return files
@@ -145,18 +145,17 @@ class TreeLog:
     prompts: frozenset[str] | None = None  # prompts to read; None for all
 
     def only(self, prompts: Iterable[str]) -> Self:
-        """The log of some prompts."""
-        return replace(self, prompts=frozenset(prompts))
+        """The log of some of its prompts."""
+        chosen = frozenset(prompts)
+        return replace(self, prompts=chosen if self.prompts is None else chosen & self.prompts)
 
-    def chunks(
-        self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()
-    ) -> Iterator[LogChunk]:
+    def chunks(self, extra: tuple[str, ...] = ENTROPIES) -> Iterator[LogChunk]:
         """The log from front to back, without chunks that hold none of the prompts.
 
         Args:
-            extra: further numeric columns of the nodes table.
+            extra: numeric columns of the nodes table, besides those of labels and `draft_logp`.
         """
-        for chunk in self._chunks(with_entropy, extra):
+        for chunk in self._chunks(extra):
             if self.prompts is None:
                 yield chunk
                 continue
@@ -165,7 +164,7 @@ class TreeLog:
             if wanted.any():
                 yield chunk.take(wanted)
 
-    def _chunks(self, with_entropy: bool, extra: tuple[str, ...]) -> Iterator[LogChunk]:  # noqa: FBT001
+    def _chunks(self, extra: tuple[str, ...]) -> Iterator[LogChunk]:
         raise NotImplementedError
 
 
@@ -201,10 +200,10 @@ class DenseLog(TreeLog):
             num_positions=traces.num_rows("rounds"),
         )
 
-    def _chunks(self, with_entropy: bool, extra: tuple[str, ...]) -> Iterator[LogChunk]:  # noqa: FBT001
+    def _chunks(self, extra: tuple[str, ...]) -> Iterator[LogChunk]:
         if "token_id" in extra:
             self.check_tokens("features of the text")
-        return _read_chunks(self.files, self.support, with_entropy, extra)
+        return _read_chunks(self.files, self.support, extra)
 
     def check_tokens(self, what: str) -> None:
         """Refuses traces without token ids (TraceError), naming what needs them."""
@@ -250,10 +249,10 @@ class LiveLog(TreeLog):
         top_k, width, depth = whole.max(1).tolist()
         return Support(top_k, width, depth, nested=False)
 
-    def _chunks(self, with_entropy: bool, extra: tuple[str, ...]) -> Iterator[LogChunk]:  # noqa: FBT001
+    def _chunks(self, extra: tuple[str, ...]) -> Iterator[LogChunk]:
         if not self.reads_text:  # rounds stand alone
             extra = tuple(name for name in extra if name not in TEXT_COLUMNS)
-        return _read_chunks(self.files, None, with_entropy, extra)
+        return _read_chunks(self.files, None, extra)
 
 
 def support_of(header: Any) -> Support:
@@ -272,13 +271,7 @@ def support_of(header: Any) -> Support:
     return Support(**stated)
 
 
-def map_chunks(
-    log: TreeLog,
-    work: Callable[[LogChunk], T],
-    *,
-    with_entropy: bool = True,
-    extra: tuple[str, ...] = (),
-) -> Iterator[T]:
+def map_chunks(log: TreeLog, work: Callable[[LogChunk], T], extra: tuple[str, ...]) -> Iterator[T]:
     """The result of `work` for every chunk of a log, in order; `positions` progress.
 
     `chunk_threads` threads work, as tensor operations release the interpreter lock; one chunk more
@@ -288,9 +281,7 @@ def map_chunks(
     def done(chunk: LogChunk) -> tuple[int, T]:
         return chunk.positions.num_rows, work(chunk)
 
-    for num_rows, found in _map_ordered(
-        done, log.chunks(with_entropy=with_entropy, extra=extra), chunk_threads()
-    ):
+    for num_rows, found in _map_ordered(done, log.chunks(extra), chunk_threads()):
         yield found
         advance("positions", num_rows)
 
@@ -315,7 +306,6 @@ def _map_ordered(work: Callable[[Any], T], items: Iterable[Any], num_threads: in
 def _read_chunks(
     files: Sequence[SegmentFiles],
     support: Support | None,
-    with_entropy: bool,  # noqa: FBT001
     extra: tuple[str, ...],
 ) -> Iterator[LogChunk]:
     """Chunks of every file in turn, with the columns of one file in memory.
@@ -326,7 +316,7 @@ def _read_chunks(
     import polars as pl
 
     labels = ("path_accepted",) if support else ("node_idx", "depth", "node_match")
-    columns = {"parent_idx", "draft_logp", *labels, *(ENTROPIES if with_entropy else ()), *extra}
+    columns = {"parent_idx", "draft_logp", *labels, *extra}
     kind = "dense" if support else "live"
     reads_text = "token_id" in extra and not support
     if reads_text:

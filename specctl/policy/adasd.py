@@ -9,7 +9,7 @@ running means; later nodes were not tested."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self, cast
 
@@ -48,23 +48,13 @@ from specctl.policy.verification import (
     has_child,
     of_parent,
 )
-from specctl.records import Probability, Record, require
+from specctl.records import Probability, require
 from specctl.tree import DraftPool, TokenTree, gather
 
-
-class RunningMeans(Record):
-    """Start and decay of the means."""
-
-    min_samples: Annotated[int, Field(ge=0)] = 8
-    """Accepted tokens, and rejected ones, needed before the rule acts."""
-    half_life: Annotated[float, Field(gt=0)] | None = None
-    """Tokens of a class after which a token's weight has halved; None keeps weights, as the
-    paper does."""
-
-
-MEMORY_SIZE = 6
-"""Number of tokens, their weight, and the weighted sum of their values: each accepted, then
-rejected."""
+MinSamples = Annotated[int, Field(ge=0)]
+"""Accepted tokens, and rejected ones, needed before a rule acts."""
+MEMORY_SIZE = 4
+"""Number of tokens and the sum of their values: each accepted, then rejected."""
 
 
 @dataclass(frozen=True)
@@ -77,33 +67,24 @@ class Samples:
 
 
 class Running:
-    """The arithmetic of the two means over memories `[B, 6]` float64."""
+    """The arithmetic of the two means over memories `[B, 4]` float64."""
 
-    def __init__(self, record: RunningMeans) -> None:
-        self._min_samples = max(record.min_samples, 1)  # nothing has no mean
-        self._fade = 1.0 if record.half_life is None else 0.5 ** (1 / record.half_life)
+    def __init__(self, min_samples: int) -> None:
+        self._min_samples = max(min_samples, 1)  # nothing has no mean
 
     def means(self, memory: Tensor) -> Tensor:
         """`[B, 2]`: mean accepted and mean rejected value; NaN without samples."""
-        _, weight, total = self._columns(memory)
-        return total / weight
+        return memory[:, 2:] / memory[:, :2]
 
     def known(self, memory: Tensor) -> Tensor:
         """`[B, 2]` bool: the class has enough samples."""
-        return self._columns(memory)[0] >= self._min_samples
+        return memory[:, :2] >= self._min_samples
 
     def noted(self, memory: Tensor, samples: Samples) -> Tensor:
-        """`[B, 6]`: the memories after a round."""
-        number, weight, total = self._columns(memory)
+        """`[B, 4]`: the memories after a round."""
         chosen = torch.stack([samples.accepted, samples.rejected], 1)
-        count = chosen.sum(2)
         added = torch.where(chosen, samples.values[:, None], 0.0).sum(2)
-        fade = self._fade**count
-        return torch.cat([number + count, weight * fade + count, total * fade + added], 1)
-
-    @staticmethod
-    def _columns(memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return memory[:, 0:2], memory[:, 2:4], memory[:, 4:6]
+        return memory + torch.cat([chosen.sum(2), added], 1)
 
 
 def samples_of(values: Tensor, outcome: Outcome) -> Samples:
@@ -129,7 +110,7 @@ def first_rejected(tree: TokenTree, path: Tensor) -> Tensor:
 # --------------------------------------------------------------------------- drafting
 
 
-class EntropyStop(RunningMeans, Shape):
+class EntropyStop(Shape):
     """AdaSD's drafting rule: stop after a token whose draft entropy exceeds an online threshold.
 
     Each request has its own threshold, in nats, computed from the entropies of its accepted and
@@ -138,6 +119,7 @@ class EntropyStop(RunningMeans, Shape):
 
     always_reads: ClassVar = ("parent_entropy",)
     kind: Literal["adasd_stop"] = "adasd_stop"
+    min_samples: MinSamples = 8
     window: Depth = 20  # draft levels at most (the paper: 20)
     top_k: TopK = 1
     """1 for chains. More grows an EAGLE-2 tree, which stops by the entropy of the distribution that
@@ -226,7 +208,7 @@ def entropy_stop_shape(record: EntropyStop, device: torch.device) -> EntropyStop
         *size,
         device,
         memory_size=MEMORY_SIZE,
-        running=Running(record),
+        running=Running(record.min_samples),
         between=record.between,
         keep_last=record.keep_last,
     )
@@ -253,35 +235,20 @@ ADASD_STOP = ShapeFamily(
 # --------------------------------------------------------------------------- acceptance
 
 
-class JensenShannon(RunningMeans, Acceptance):
+class JensenShannon(Acceptance):
     """AdaSD's acceptance: match, or Jensen-Shannon distance below an online threshold. Lossy.
 
-    Each request has its own threshold, computed from the distances of its accepted and first
+    Each request has its own threshold, midway between the mean distances of its accepted and first
     rejected tokens so far; below `min_samples` of each only matches are accepted.
     """
 
     kind: Literal["adasd_accept"] = "adasd_accept"
+    min_samples: MinSamples = 8
     max_threshold: Probability = 1.0
     """Certified upper bound of the threshold, square root of bits; 0 accepts only matches."""
-    variant: Literal["base", "A", "B", "C"] = "base"
-    """With means a and r of accepted and rejected distances, N tokens and C sequences of each
-    kind: `base` (a + r) / 2; `A` a; `B` (N_a a + N_r r) / (N_a + N_r); `C` the same with C for N
-    (the paper's appendix B)."""
     deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Tokens neither accepted nor replaced by distance (digits, tool-call marks), besides those
     that end a text."""
-
-
-Pull = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Weights of the two means, `[B, 2]`, from counts of tokens and sequences, and the means."""
-
-
-VARIANTS: dict[str, Pull] = {
-    "base": lambda tokens, sequences, means: torch.ones_like(means),
-    "A": lambda tokens, sequences, means: means.new_tensor([1.0, 0.0]).expand_as(means),
-    "B": lambda tokens, sequences, means: tokens,
-    "C": lambda tokens, sequences, means: sequences,
-}
 
 
 @dataclass
@@ -294,13 +261,12 @@ class JensenShannonRule:
 
     record: JensenShannon
     denied: Tensor
-    needs_draft_law = True
+    needs_draft_distribution = True
     samples_drafts = False
-    memory_size = MEMORY_SIZE + 2
+    memory_size = MEMORY_SIZE
 
     def __post_init__(self) -> None:
-        self._running = Running(self.record)
-        self._pull = VARIANTS[self.record.variant]
+        self._running = Running(self.record.min_samples)
 
     def judge(self, given: Verification) -> Judgement:
         distance = distances(given)
@@ -311,20 +277,13 @@ class JensenShannonRule:
 
     def threshold(self, memory: Tensor) -> Tensor:
         """`[B]` float64, square root of bits; 0 below `min_samples`."""
-        mine, sequences = memory[:, :MEMORY_SIZE], memory[:, MEMORY_SIZE:]
-        means, tokens = self._running.means(mine), mine[:, :2]
-        pull = self._pull(tokens, sequences, means)
-        # A mean of weight 0 may be NaN, and 0 · NaN is NaN.
-        value = torch.where(pull > 0, pull * means, 0.0).sum(1) / pull.sum(1)
-        known = self._running.known(mine).all(1)
-        return value.where(known, 0.0).clamp(max=self.record.max_threshold)
+        means, known = self._running.means(memory), self._running.known(memory)
+        value = means.mean(1).where(known.all(1), 0.0)
+        return value.clamp(max=self.record.max_threshold)
 
     def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
         assert outcome.evidence is not None
-        samples = samples_of(outcome.evidence, outcome)
-        noted = self._running.noted(memory[:, :MEMORY_SIZE], samples)
-        held = torch.stack([samples.accepted.any(1), samples.rejected.any(1)], 1)
-        return torch.cat([noted, memory[:, MEMORY_SIZE:] + held], 1)
+        return self._running.noted(memory, samples_of(outcome.evidence, outcome))
 
 
 def jensen_shannon_rule(
@@ -336,11 +295,12 @@ def jensen_shannon_rule(
 def distances(given: Verification) -> Tensor:
     """`[B, N]` float32, square root of bits: distance of the processed distributions of drafter and
     target at each node's parent; arbitrary at the root and in empty slots."""
-    assert given.draft_law is not None
-    drafted = given.draft_law.logits.float().log_softmax(-1)
+    assert given.drafted_from is not None
+    drafted = given.drafted_from.logits.float().log_softmax(-1)
     parent = given.tree.parent.clamp(min=0)[..., None]
-    law = given.law.gather(1, parent.expand(-1, -1, given.law.shape[2])).float().log_softmax(-1)
-    found = js_distance(drafted.flatten(0, 1), law.flatten(0, 1), given.draft_law.target_ids)
+    own = given.processed.gather(1, parent.expand(-1, -1, given.processed.shape[2]))
+    target = own.float().log_softmax(-1).flatten(0, 1)
+    found = js_distance(drafted.flatten(0, 1), target, given.drafted_from.target_ids)
     return found.view(given.tree.parent.shape)
 
 

@@ -70,7 +70,7 @@ class MarsRule:
     record: Mars
     denied: Tensor  # `[K]` int64, tokens relaxed neither to nor from
     memory_size = 0
-    needs_draft_law = False
+    needs_draft_distribution = False
     samples_drafts = False
 
     def judge(self, given: Verification) -> Judgement:
@@ -95,7 +95,7 @@ class MarsRule:
         ready = has_child(tree, follows(tree, best.second)) & ~has_child(tree, strict)
         ready &= ~torch.isin(given.target_ids, self.denied) & ~torch.isin(best.second, self.denied)
         # Top-k and top-p exclude tokens that raw logits would allow.
-        ready &= given.law.gather(-1, best.second[..., None])[..., 0] > float("-inf")
+        ready &= given.processed.gather(-1, best.second[..., None])[..., 0] > float("-inf")
         return closeness(self.record, best).masked_fill(~ready, float("-inf"))
 
     def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:

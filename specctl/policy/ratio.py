@@ -56,7 +56,7 @@ class RatioRule:
     """Ratio verification of a batch of chains; greedy rows are strict, the limit at T = 0."""
 
     memory_size = 0
-    needs_draft_law = True
+    needs_draft_distribution = True
     samples_drafts = True
 
     def judge(self, given: Verification) -> Judgement:
@@ -90,15 +90,15 @@ def has_draft(given: Verification) -> Tensor:
 def chances(given: Verification) -> Chances:
     """The probabilities of a verification. The parent of slot i is slot i - 1, as trees are
     chains."""
-    tree, drafter = given.tree, given.draft_law
+    tree, drafter = given.tree, given.drafted_from
     assert drafter is not None
-    target = given.law.double().softmax(-1)
+    target = given.processed.double().softmax(-1)
     spread = torch.zeros_like(target)
     drafted = drafter.logits.double().softmax(-1)
     spread.index_add_(2, drafter.target_ids, drafted)  # q = 0 outside the draft vocabulary
     p, q = target[:, :-1], spread[:, 1:]
     token_ids, is_draft = tree.token_ids[:, 1:, None], has_draft(given)[:, 1:]
-    p_token, q_token = (law.gather(-1, token_ids)[..., 0] for law in (p, q))
+    p_token, q_token = (probs.gather(-1, token_ids)[..., 0] for probs in (p, q))
     accept = torch.zeros_like(target[..., 0])
     accept[:, 1:] = torch.where(is_draft, (p_token / q_token).clamp(max=1), 0.0)
     draft_prob = torch.ones_like(accept)

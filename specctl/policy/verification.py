@@ -12,7 +12,7 @@ from specctl.tree import DraftPool, TokenTree
 
 
 @dataclass(frozen=True)
-class DraftLaw:
+class DraftDistribution:
     """The drafter's distributions from which submitted nodes were drafted."""
 
     logits: Tensor  # `[B, N, Vd]` float32, processed; arbitrary at the root
@@ -26,14 +26,14 @@ class Verification:
     tree: TokenTree  # submitted nodes, `[B, N]`
     target_ids: Tensor  # `[B, N]` int64, the target's own token after each node, drawn or argmax
     logits: Tensor  # `[B, N, V]`, raw, after each node
-    law: Tensor
+    processed: Tensor
     """`[B, N, V]` logits after temperature, top-k and top-p; `logits` itself if all rows are
     greedy."""
     greedy: Tensor  # `[B]` bool
     seeds: Tensor  # `[B]` int64, of each request's stream
     positions: Tensor  # `[B, N]` int64, output position of the token in `target_ids`
     memory: Tensor  # `[B, M]` float64, the acceptance's memory of each request
-    draft_law: DraftLaw | None = None  # if the rule needs it
+    drafted_from: DraftDistribution | None = None  # if the rule needs it
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class AcceptanceRule(Protocol):
     """The rule that admits draft tokens."""
 
     memory_size: int  # as in `ShapeRule`
-    needs_draft_law: bool  # it reads `Verification.draft_law`
+    needs_draft_distribution: bool  # it reads `Verification.drafted_from`
     samples_drafts: bool  # draft tokens must be drawn from the drafter
 
     def judge(self, given: Verification) -> Judgement:
@@ -119,7 +119,7 @@ class StrictAcceptance:
     """Admits the child that holds the target's own token."""
 
     memory_size = 0
-    needs_draft_law = False
+    needs_draft_distribution = False
     samples_drafts = False
 
     def judge(self, given: Verification) -> Judgement:

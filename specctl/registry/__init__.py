@@ -2,9 +2,8 @@
 
     names        names, references, and the place in front of a reference
     log          the history of one name: strict, chained entries; the only commit point
-    memory       the newest entry of each history that a user saw
     content      files of artifacts and signatures, by digest
-    opening      makes, opens and copies a registry by its URL
+    opening      makes and opens a registry by its URL; the newest entries that a user saw
     trust        the keys that a user trusts, and the verdict on signatures
     resolving    from a reference to a digest: history, signatures
     pulling      from a digest to a loaded artifact; the cache and `--offline`
@@ -16,13 +15,7 @@ docs/registry.md states the format and the protocol. torch is imported when an a
 """
 
 from specctl.registry.names import Reference, parse_name, parse_reference, split_reference
-from specctl.registry.opening import (
-    Copied,
-    Registry,
-    copy_registry,
-    init_registry,
-    open_registry,
-)
+from specctl.registry.opening import Registry, init_registry, open_registry
 from specctl.registry.publishing import Package, Writer, promote, push, read_package, rollback
 from specctl.registry.pulling import Cache, Pulled, Reader, pull, pull_offline
 from specctl.registry.resolving import resolve
@@ -30,14 +23,12 @@ from specctl.registry.verifying import verify
 
 __all__ = [
     "Cache",
-    "Copied",
     "Package",
     "Pulled",
     "Reader",
     "Reference",
     "Registry",
     "Writer",
-    "copy_registry",
     "init_registry",
     "open_registry",
     "parse_name",

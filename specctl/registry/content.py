@@ -23,7 +23,7 @@ from specctl.artifacts.files import (
     missing_file,
 )
 from specctl.artifacts.manifest import MANIFEST, FileEntry, digest_of
-from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, parse_statement
+from specctl.artifacts.signing import parse_statement
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, SpecctlError
 from specctl.records import describe_violation
@@ -31,16 +31,14 @@ from specctl.stores import (
     KeyAbsentError,
     ObjectStore,
     ObjectTooLargeError,
-    StoredObject,
     UnreadableError,
     ensure,
     read,
 )
 
-MAX_SIGNATURES = 1024
-"""Envelopes read for one artifact. Writers can add junk; the limit is far above honest use."""
-MAX_SIGNATURE_BYTES = 32 << 20
-"""Total size of these envelopes."""
+MAX_SIGNATURES, MAX_SIGNATURE_BYTES = 1024, 32 << 10
+"""Envelopes read for one artifact, and the size of each. Writers can add junk; both limits are far
+above honest use."""
 _FILES = TypeAdapter(dict[str, FileEntry])
 _ENVELOPE = re.compile(r"signatures/sha256/[0-9a-f]{64}/([0-9a-f]{64})\.json")
 
@@ -107,33 +105,27 @@ class Content:
 
         Damaged ones are skipped; `damaged_signatures` lists them.
         """
-        left, found = MAX_SIGNATURE_BYTES, list[bytes]()
-        for one, envelope in islice(self._envelopes(digest), MAX_SIGNATURES):
-            left -= one.size_bytes
-            if left < 0:
-                break
-            if isinstance(envelope, bytes):
-                found.append(envelope)
-        return found
+        read = islice(self._envelopes(digest), MAX_SIGNATURES)
+        return [envelope for _, envelope in read if isinstance(envelope, bytes)]
 
     def damaged_signatures(self, digest: str) -> Iterator[tuple[str, SpecctlError]]:
         """Keys of damaged envelopes, each with the reason."""
-        for one, found in self._envelopes(digest):
+        for key, found in self._envelopes(digest):
             if not isinstance(found, bytes):
-                yield one.key, found
+                yield key, found
 
-    def _envelopes(self, digest: str) -> Iterator[tuple[StoredObject, bytes | SpecctlError]]:
-        """Objects of the signature folder, each with its bytes or with the reason it is damaged."""
+    def _envelopes(self, digest: str) -> Iterator[tuple[str, bytes | SpecctlError]]:
+        """Keys of the signature folder, each with its bytes or with the reason it is damaged."""
         for one in self.store.objects(signature_folder(digest)):
             named = _ENVELOPE.fullmatch(one.key)
-            if named is None or one.size_bytes > MAX_ENVELOPE_BYTES:
+            if named is None or one.size_bytes > MAX_SIGNATURE_BYTES:
                 continue
             try:
-                envelope = self._get(one.key, f"sha256:{named[1]}", MAX_ENVELOPE_BYTES)
+                envelope = self._get(one.key, f"sha256:{named[1]}", MAX_SIGNATURE_BYTES)
                 check_envelope(f"{self.store.url}, {one.key}", envelope, digest)
-                yield one, envelope
+                yield one.key, envelope
             except (ArtifactError, UnreadableError) as error:
-                yield one, error
+                yield one.key, error
 
     def _get(self, key: str, digest: str, max_bytes: int) -> bytes:
         place = f"{self.store.url}, {key}"

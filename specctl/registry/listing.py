@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from specctl.artifacts.describe import Description
+from specctl.artifacts.card import Description
 from specctl.artifacts.manifest import Domain, parse_manifest
 from specctl.artifacts.signing import parse_envelope
 from specctl.errors import ArtifactError, shown
@@ -101,7 +101,6 @@ def entry_row(logged: Logged) -> Row:
         "kind": action.kind,
         "alias": move and move.alias,
         "digest": action.digest,
-        "previous_digest": move and move.expected_digest,
         "created": entry.created,
         "actor": entry.actor,
         "reason": entry.reason,

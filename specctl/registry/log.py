@@ -58,8 +58,6 @@ class Move(Record):
     kind: Literal["alias", "rollback"]
     alias: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     digest: Digest
-    expected_generation: Generation | None  # of the move before this one; None for a new alias
-    expected_digest: Digest | None
 
 
 class Entry(Record):
@@ -85,14 +83,25 @@ class Logged:
     envelope: bytes
     digest: str
 
+    @classmethod
+    def of(cls, envelope: bytes) -> Logged:
+        """The entry in a canonical envelope (else E_SIG); its signature is not verified."""
+        sealed = parse_envelope(envelope)
+        if sealed.payload_type != ENTRY_TYPE:
+            raise bad_signature(f"the envelope holds {sealed.payload_type}, not {ENTRY_TYPE}")
+        for data in (envelope, sealed.payload):
+            if canonical_json(parse_strict(data)).encode() != data:
+                raise bad_signature("the entry is not canonical JSON")
+        form = f"an entry of registry version {REGISTRY_VERSION}"
+        return cls(parse_signed(sealed.payload, Entry, form), envelope, digest_of(envelope))
+
 
 @dataclass(frozen=True)
 class Pointer:
-    """The version of an alias, the generation that moved it there, and the version before that."""
+    """The version of an alias, and the generation that moved it there."""
 
     digest: str
     generation: int
-    previous: str | None = field(default=None, compare=False)
 
 
 @dataclass
@@ -109,22 +118,11 @@ class NameState:
         """The present version of each alias, sorted by alias."""
         return {alias: self.moves[alias][-1] for alias in sorted(self.moves)}
 
-    def expected(self, alias: str) -> tuple[str | None, int | None]:
-        """Digest and generation that the next move of an alias must name."""
-        if alias not in self.moves:
-            return None, None
-        now = self.moves[alias][-1]
-        return now.digest, now.generation
-
     def broken_rule(self, action: Publish | Move) -> str | None:
         """The rule that an action would break next, as a sentence; None for a valid action."""
-        if isinstance(action, Publish):
+        if isinstance(action, Publish) or action.digest in self.versions:
             return None
-        if action.digest not in self.versions:
-            return f"{action.alias} would point to {action.digest}, which was never published"
-        if (action.expected_digest, action.expected_generation) != self.expected(action.alias):
-            return f"the move of {action.alias} does not follow its last one"
-        return None
+        return f"{action.alias} would point to {action.digest}, which was never published"
 
     def apply(self, action: Publish | Move, generation: int) -> None:
         """Applies the next action, which must break no rule.
@@ -135,13 +133,12 @@ class NameState:
             self.versions.setdefault(action.digest, []).append(generation)
             return
         moves = self.moves.setdefault(action.alias, [])
-        previous = moves[-1].digest if moves else None
         if action.kind == "rollback":
             places = (i for i in reversed(range(len(moves))) if moves[i].digest == action.digest)
             del moves[next(places, len(moves)) :]
         elif moves and moves[-1].digest == action.digest:
             moves.pop()
-        moves.append(Pointer(action.digest, generation, previous))
+        moves.append(Pointer(action.digest, generation))
 
 
 class Log:
@@ -238,16 +235,16 @@ class Log:
         if len(self.entries) >= MAX_ENTRIES:
             raise self._broken(f"a history has at most {MAX_ENTRIES} entries")
         try:
-            entry = parse_entry(envelope)
+            logged = Logged.of(envelope)
         except ArtifactError as error:
             raise self._broken(error.problem) from None
         for name, wanted in self._place().items():
-            if getattr(entry, name) != wanted:
-                raise self._broken(f"{name} is {getattr(entry, name)}, not {wanted}")
-        problem = self.state.broken_rule(entry.action)
+            if getattr(logged.entry, name) != wanted:
+                raise self._broken(f"{name} is {getattr(logged.entry, name)}, not {wanted}")
+        problem = self.state.broken_rule(logged.entry.action)
         if problem is not None:
             raise self._broken(problem)
-        return Logged(entry, envelope, digest_of(envelope))
+        return logged
 
     def _get(self, generation: int) -> bytes | None:
         try:
@@ -287,15 +284,3 @@ class Log:
 def entry_key(name: str, generation: int) -> str:
     """Key of one entry of a name's history."""
     return f"{LOGS}/{segment_of(name)}/{generation:012d}.json"
-
-
-def parse_entry(envelope: bytes) -> Entry:
-    """The entry in a canonical envelope (else E_SIG); its signature is not verified."""
-    sealed = parse_envelope(envelope)
-    if sealed.payload_type != ENTRY_TYPE:
-        raise bad_signature(f"the envelope holds {sealed.payload_type}, not {ENTRY_TYPE}")
-    signature = next(((one.key_id, one.signature) for one in sealed.signatures), None)
-    again = envelope_bytes(ENTRY_TYPE, sealed.payload, signature)
-    if canonical_json(parse_strict(sealed.payload)).encode() != sealed.payload or again != envelope:
-        raise bad_signature("the entry is not canonical JSON")
-    return parse_signed(sealed.payload, Entry, f"an entry of registry version {REGISTRY_VERSION}")

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specctl.errors import RegistryError
 from specctl.stores import check_no_secret, is_store_url
@@ -61,10 +61,6 @@ class Reference:
         """N of `vN`, counted from 1 in the order of publication."""
         is_version = self.alias is not None and _VERSION.fullmatch(self.alias)
         return int(self.alias[1:]) if self.alias and is_version else None
-
-    def pinned(self, digest: str) -> Reference:
-        """The reference with its version fixed to a digest."""
-        return replace(self, alias=None, digest=digest)
 
 
 def parse_name(text: str) -> str:

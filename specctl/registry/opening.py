@@ -1,8 +1,17 @@
-"""Registries by URL: a folder, `file:///folder` or `s3://bucket/prefix`; made, opened, copied."""
+"""Registries by URL: a folder, `file:///folder` or `s3://bucket/prefix`; made and opened.
+
+The newest entry that a user saw of each history is kept in the user's cache, and a shortened or
+replaced history is refused:
+
+    histories/<registry_id>/<name>.json    generation and digest
+
+Notes are kept by registry id, so a copy of a registry must continue the same history.
+"""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +20,14 @@ from typing import Literal
 from pydantic import ValidationError
 
 from specctl.artifacts.files import kind_of
-from specctl.artifacts.manifest import UtcTime, utc_now
+from specctl.artifacts.manifest import Digest, UtcTime, utc_now
 from specctl.artifacts.strict_json import parse_strict
-from specctl.errors import ArtifactError, RegistryError, UsageError
+from specctl.errors import ArtifactError, RegistryError
 from specctl.records import Record, canonical_json, describe_violation
 from specctl.registry.content import Content
-from specctl.registry.log import LOGS, REGISTRY_VERSION, Log, Nonce, entry_key
-from specctl.registry.memory import Memory
-from specctl.registry.names import MARKER, name_of
+from specctl.registry.log import LOGS, REGISTRY_VERSION, Generation, Log, Nonce
+from specctl.registry.names import MARKER, name_of, segment_of
+from specctl.registry.userdirs import cache_home, read_note, write_note
 from specctl.stores import (
     PROBE_KEY,
     TEMPORARY,
@@ -32,7 +41,7 @@ from specctl.stores import (
     read,
 )
 
-_MARKER_BYTES = 4096
+_MARKER_BYTES = _NOTE_BYTES = 4096
 _NOTHING = {PROBE_KEY.partition("/")[0], TEMPORARY, "lost+found"}
 """Entries of an empty place: traces of an interrupted `init`, and of a new file system."""
 
@@ -45,6 +54,13 @@ class Marker(Record):
     created: UtcTime
 
 
+class Newest(Record):
+    """The newest entry that a user saw of a history."""
+
+    generation: Generation
+    digest: Digest
+
+
 @dataclass
 class Registry:
     """An open registry; each history is for one thread at a time.
@@ -55,7 +71,7 @@ class Registry:
 
     store: ObjectStore  # of all its objects
     marker: Marker  # its identity
-    memory: Memory | None = None  # the histories that the user saw; None for no user
+    home: Callable[[], Path] | None = None  # the user's cache; None for no user
     content: Content = field(init=False)  # files by digest
     _logs: dict[str, Log] = field(default_factory=dict, init=False)
     _is_probed: bool = field(default=False, init=False)
@@ -76,19 +92,56 @@ class Registry:
         """The history of a name, read to its end (E_NAME; E_LOG, also if entries that the user saw
         are missing)."""
         log = self._logs.get(name) or Log(self.store, self.marker.registry_id, name)
-        if self.memory is None:
-            log.refresh()
-        else:
-            newest = self.memory.recall(log.registry_id, name)
-            log.refresh()
-            self.memory.check(newest, log)
+        newest = self._newest(name)  # before the history: other processes may add to both
+        log.refresh()
+        if newest is not None:
+            self._check(newest, log)
         self._logs[name] = log  # a refused one is read again next time
         return log
 
+    def _newest(self, name: str) -> Newest | None:
+        if self.home is None:
+            return None
+        note = self._note(name)
+        try:
+            return read_note(note, Newest, max_bytes=_NOTE_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            problem = f"this note of the newest entry that you saw cannot be used: {error.strerror}"
+            raise RegistryError("E_LOG", str(note), problem, hint="remove it") from None
+
+    def _check(self, newest: Newest, log: Log) -> None:
+        """Refuses a history that lacks the newest known entry (E_LOG)."""
+        end = len(log.entries) - 1
+        if newest.generation > end:
+            found = f"this one ends at generation {end}" if end >= 0 else "it is gone"
+        elif log.entries[newest.generation].digest != newest.digest:
+            found = "this one has another entry there"
+        else:
+            return
+        raise RegistryError(
+            "E_LOG",
+            f"{self.url}, {LOGS}/{segment_of(log.name)}",
+            f"you saw a history up to generation {newest.generation}, but {found}",
+            hint="restore the missing entries from a copy of the registry; to accept the loss, "
+            f"remove {self._note(log.name)}",
+        )
+
     def note(self, log: Log) -> None:
-        """Remembers the newest entry of a history for the user."""
-        if self.memory is not None:
-            self.memory.note(log)
+        """Remembers the newest entry of a history for the user, unless a newer one is known."""
+        end, known = len(log.entries) - 1, self._newest(log.name)
+        if self.home is None or end < 0 or (known is not None and known.generation >= end):
+            return
+        newest = Newest(generation=end, digest=log.entries[end].digest)
+        write_note(self._note(log.name), newest, self.home())
+
+    def _note(self, name: str) -> Path:
+        return self._notes() / f"{segment_of(name)}.json"
+
+    def _notes(self) -> Path:
+        assert self.home is not None
+        return self.home() / "histories" / self.marker.registry_id
 
     def known_log(self, name: str) -> Log:
         """`log` of a name that exists (else E_UNKNOWN_NAME)."""
@@ -113,18 +166,15 @@ class Registry:
 
     def remembered(self) -> set[str]:
         """Key segments of the names whose histories the user saw."""
-        return set() if self.memory is None else self.memory.segments(self.marker.registry_id)
+        return set() if self.home is None else {one.stem for one in self._notes().glob("*.json")}
 
     def segments(self) -> list[str]:
         """Key segments below `log/`, valid names or not, sorted."""
         return self.store.children(LOGS)
 
 
-def open_registry(place: str | Path, memory: Memory | None = None) -> Registry:
+def open_registry(place: str | Path) -> Registry:
     """Opens the registry at a place; only its marker is read.
-
-    Args:
-        memory: the histories that the user saw; None for those in the user's cache.
 
     Raises:
         UsageError: an unsupported URL.
@@ -132,7 +182,7 @@ def open_registry(place: str | Path, memory: Memory | None = None) -> Registry:
         StoreError: the place cannot be read.
     """
     store = open_store(place)
-    return Registry(store, read_marker(store), memory or Memory())
+    return Registry(store, read_marker(store), cache_home)
 
 
 def is_registry(place: str | Path) -> bool:
@@ -200,70 +250,3 @@ def read_marker(store: ObjectStore) -> Marker:
             f"not the marker of registry version {REGISTRY_VERSION}: {problem}",
             hint="use the version of specctl that wrote it, or restore it from a copy",
         ) from None
-
-
-# ------------------------------------------------------------------ copies
-
-
-@dataclass(frozen=True)
-class Copied:
-    """The contents of a copy, old and new."""
-
-    num_names: int  # of the registry
-    num_entries: int  # of all histories
-    num_artifacts: int  # each digest once
-
-
-def copy_registry(source: Registry, destination: Path | str) -> Copied:
-    """Copies a registry to an empty place, or updates an older copy.
-
-    Histories are copied byte for byte, so chains, signatures and the registry's identity hold in
-    the copy. Artifacts are copied before the history that names them: an interrupted copy has
-    fewer entries, never broken ones, and copying again completes it. Nothing is replaced.
-
-    Raises:
-        UsageError: the destination is the source, or lies in it.
-        RegistryError: E_EXISTS if the destination holds something else, E_LOG if it was written to.
-        ArtifactError: the source's content is damaged; the history that names it was not copied.
-        StoreError: a place that cannot be used.
-    """
-    copy = _open_copy(source, destination)
-    artifacts, num_entries = set[str](), 0
-    names = source.names()
-    for name in names:
-        log = source.log(name)
-        for digest in log.state.versions.keys() - artifacts:
-            files = source.content.fetch(digest)
-            copy.content.publish(digest, files, source.content.signatures(digest))
-            artifacts.add(digest)
-        for generation, logged in enumerate(log.entries):
-            key = entry_key(name, generation)
-            try:
-                create(copy.store, key, logged.envelope)
-            except KeyTakenError:
-                raise RegistryError(
-                    "E_LOG",
-                    f"{copy.url}, {key}",
-                    "the copy was written to: its history has another entry than the source's",
-                    hint="keep it, and copy to another place",
-                ) from None
-        num_entries += len(log.entries)
-    return Copied(len(names), num_entries, len(artifacts))
-
-
-def _open_copy(source: Registry, place: Path | str) -> Registry:
-    """Opens or makes the destination, with the source's identity."""
-    store = open_store(place)
-    if f"{store.url}/".startswith(f"{source.url}/"):
-        raise UsageError(f"{store.url} is the registry itself, or lies in it; copy it elsewhere")
-    try:
-        copy = Registry(store, read_marker(store))
-    except RegistryError as error:
-        if error.code != "E_NO_REGISTRY":
-            raise
-        copy = make_registry(store, source.marker)
-    if copy.marker.registry_id != source.marker.registry_id:
-        problem = "the place holds another registry"
-        raise RegistryError("E_EXISTS", store.url, problem, hint="choose another place")
-    copy.check_store()
-    return copy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,14 +67,8 @@ class Written(Logged):
     """The entry behind a version or an alias, after a push or a move."""
 
     changed: bool = True  # whether this call wrote it
-
-
-@dataclass(frozen=True)
-class Published(Written):
-    """The entry of a push."""
-
-    number: int = 0  # N of `vN`
-    is_new: bool = True  # whether this push made that version
+    number: int = 0  # N of `vN`, of a push
+    is_new: bool = False  # whether this call made that version
 
 
 def read_package(folder: Path) -> Package:
@@ -122,7 +115,7 @@ def contradictions(name: str, package: Package) -> list[str]:
     ]
 
 
-def push(writer: Writer, package: Package, name: str, *, reason: str | None = None) -> Published:
+def push(writer: Writer, package: Package, name: str, *, reason: str | None = None) -> Written:
     """Publishes a version: blobs, manifest, signatures, and last the entry that makes them count.
 
     The writer's key signs the artifact and the entry. A version that exists keeps its number; a
@@ -155,7 +148,7 @@ def push(writer: Writer, package: Package, name: str, *, reason: str | None = No
     registry.content.publish(digest, package.files, envelopes)
     logged = _committed(writer, log, decide, reason)
     first = log.state.versions[digest][0]
-    return Published(
+    return Written(
         **vars(logged or log.entries[first]),
         changed=logged is not None,
         number=list(log.state.versions).index(digest) + 1,
@@ -187,10 +180,7 @@ def promote(
     log = writer.registry.known_log(name)
     parse_new_alias(alias)
     parse_digest(digest)
-    present = log.accepted(writer.trust).expected(alias)[0]
-    if expect is not None and present != expect:
-        raise _conflict(name, alias, expect, present)
-    return _moved(writer, log, "alias", alias, digest, reason)
+    return _moved(writer, log, _present(writer, log, alias, expect), "alias", alias, digest, reason)
 
 
 def rollback(
@@ -208,8 +198,7 @@ def rollback(
         reason: required.
         to: an earlier version of the alias; None for the one before the present. Versions that
             were rolled back do not count.
-        expect: the version to go back from. If the last move was a rollback from it, nothing is
-            written, so the call may be repeated after a lost answer, or by two people.
+        expect: the version to go back from, so that a repeated call is refused once it was done.
 
     Raises:
         RegistryError: E_NO_PREVIOUS; see also `promote`.
@@ -219,45 +208,30 @@ def rollback(
     if not reason.strip():
         raise UsageError("--reason is empty; the history needs one")
     log = writer.registry.known_log(name)
+    present = _present(writer, log, alias, expect)
     moves = log.accepted(writer.trust).moves.get(alias, [])
-    if expect is not None and (not moves or moves[-1].digest != expect):
-        last = log.entries[moves[-1].generation] if moves else None
-        if (
-            last is None
-            or (last.entry.action.kind, moves[-1].previous) != ("rollback", expect)
-            or to not in (None, moves[-1].digest)
-        ):
-            raise _conflict(name, alias, expect, moves[-1].digest if moves else None)
-        return Written(**vars(last), changed=False)
     digest = _previous(Reference(name, alias), moves, None if to is None else parse_digest(to))
     try:
-        return _moved(writer, log, "rollback", alias, digest, reason)
+        return _moved(writer, log, present, "rollback", alias, digest, reason)
     except UnknownOutcomeError as lost:
-        fix = f"repeat it with --expect {moves[-1].digest}, which is safe if it was done"
+        fix = f"repeat it with --expect {moves[-1].digest}, which is refused if it was done"
         raise UnknownOutcomeError(lost.message, hint=fix) from None
 
 
 def version_digest(writer: Writer, name: str, version: str) -> str:
-    """The digest of a version given by the user; aliases are resolved as the writer sees them.
+    """The digest of a version given by the user: `v2`, `sha256:<hex>` or its first digits, or
+    another alias of the name, as the writer sees it."""
+    reference = parse_reference(f"{name}@{version}")
+    return named_digest(writer.registry.known_log(name), reference, writer.trust)
 
-    Args:
-        version: `sha256:<hex>` or its first digits, another alias of the name, or an artifact's
-            folder, written with a slash.
-    """
-    if "/" in version:
-        return read_package(Path(version)).digest
-    try:
-        reference = parse_reference(f"{name}@{version}")
-        return named_digest(writer.registry.known_log(name), reference, writer.trust)
-    except RegistryError as error:
-        if error.code not in ("E_UNKNOWN_ALIAS", "E_NAME") or not os.path.isdir(version):
-            raise
-        raise RegistryError(
-            error.code,
-            f"{name}@{version}",
-            f"not a digest, an alias of the name or a folder: {error.problem}",
-            hint=f"write ./{version} for the folder of that name",
-        ) from None
+
+def _present(writer: Writer, log: Log, alias: str, expect: str | None = None) -> Pointer | None:
+    """The present version of an alias, as the writer sees it (E_ALIAS_CONFLICT if another one is
+    expected)."""
+    present = log.accepted(writer.trust).aliases.get(alias)
+    if expect is not None and (present is None or present.digest != expect):
+        raise _conflict(log, alias, expect, present)
+    return present
 
 
 def _previous(reference: Reference, moves: Sequence[Pointer], to: str | None) -> str:
@@ -269,10 +243,8 @@ def _previous(reference: Reference, moves: Sequence[Pointer], to: str | None) ->
         return to
     problem = "there is no older version to go back to" if held else "there is no such alias"
     if held and to is not None:
-        older = list(dict.fromkeys(held[-2::-1]))
-        more = f" and {len(older) - MAX_NAMED} more" if len(older) > MAX_NAMED else ""
-        named = ", ".join(older[:MAX_NAMED]) or "no version"
-        problem = f"the alias never had {to}; before this version it had {named}{more}"
+        older = list(dict.fromkeys(held[-2::-1]))[:MAX_NAMED]
+        problem = f"the alias never had {to}; it had {', '.join(older) or 'no older version'}"
     fix = "specctl registry promote points it to any version, also one that was rolled back"
     raise RegistryError("E_NO_PREVIOUS", str(reference), problem, hint=fix)
 
@@ -280,6 +252,7 @@ def _previous(reference: Reference, moves: Sequence[Pointer], to: str | None) ->
 def _moved(
     writer: Writer,
     log: Log,
+    before: Pointer | None,
     kind: Literal["alias", "rollback"],
     alias: str,
     digest: str,
@@ -287,10 +260,9 @@ def _moved(
 ) -> Written:
     """Commits a move to a version that is complete and that readers accept.
 
-    Only another move of this alias is a conflict.
+    Only another move of this alias since `before` is a conflict.
     """
     registry, trust = writer.registry, writer.trust
-    before = log.accepted(trust).expected(alias)
     registry.check_store()
     check_published(log, digest)
     check_entry(trust, publication(log, trust, digest))
@@ -298,21 +270,15 @@ def _moved(
     accepted_signatures(log, trust, digest)
 
     def decide() -> Move | None:
-        present, last = log.accepted(trust).expected(alias), log.state.expected(alias)
+        present = _present(writer, log, alias)
         if present != before:
-            raise _conflict(log.name, alias, before[0], present[0])
+            raise _conflict(log, alias, before.digest if before else None, present)
         # A later move that the writer does not accept still affects readers: it is replaced.
-        if present[1] is not None and present == last and present[0] == digest:
-            there = log.entries[present[1]]
-            if writer.has_signed(there.envelope):
+        if present is not None and present == log.state.aliases[alias]:
+            there = log.entries[present.generation]
+            if present.digest == digest and writer.has_signed(there.envelope):
                 return None
-        return Move(
-            kind=kind,
-            alias=alias,
-            digest=digest,
-            expected_digest=last[0],
-            expected_generation=last[1],
-        )
+        return Move(kind=kind, alias=alias, digest=digest)
 
     logged = _committed(writer, log, decide, reason)
     there = log.entries[log.accepted(trust).aliases[alias].generation]
@@ -351,10 +317,10 @@ def _drafted(writer: Writer, log: Log, action: Publish | Move, reason: str | Non
     return logged
 
 
-def _conflict(name: str, alias: str, expected: str | None, found: str | None) -> RegistryError:
+def _conflict(log: Log, alias: str, expected: str | None, found: Pointer | None) -> RegistryError:
     return RegistryError(
         "E_ALIAS_CONFLICT",
-        str(Reference(name, alias)),
-        f"it points to {found or 'nothing'}, not to {expected or 'nothing'}",
+        str(Reference(log.name, alias)),
+        f"it points to {found.digest if found else 'nothing'}, not to {expected or 'nothing'}",
         hint="check its present version, then decide again",
     )

@@ -12,25 +12,29 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import ValidationError
+from pydantic import Field
 
 from specctl.artifacts.compatibility import Expected
 from specctl.artifacts.files import publish_folder, read_folder, write_folder
 from specctl.artifacts.manifest import SIGNATURE, UtcTime, digest_of, utc_now
-from specctl.artifacts.strict_json import parse_strict
-from specctl.durable import beside, output_errors, replace_file
+from specctl.durable import beside, output_errors
 from specctl.errors import ArtifactError, RegistryError, refusals_of
-from specctl.records import Record, canonical_json
+from specctl.records import Record
 from specctl.registry.content import check_files, hex_of
-from specctl.registry.log import Logged, Move, parse_entry
-from specctl.registry.memory import read_own
+from specctl.registry.log import Logged
 from specctl.registry.names import Reference, parse_reference, segment_of
 from specctl.registry.opening import Registry, open_registry
 from specctl.registry.resolving import Resolved, accepted_signatures, check_entry, resolve
 from specctl.registry.trust import Trust
-from specctl.registry.userdirs import cache_home, make_cache_home, make_private
+from specctl.registry.userdirs import (
+    cache_home,
+    make_cache_home,
+    make_private,
+    read_note,
+    write_note,
+)
 from specctl.stores import canonical_store
 
 if TYPE_CHECKING:
@@ -56,7 +60,7 @@ class Remembered(Record):
     """A reference as it was last resolved."""
 
     resolved: UtcTime
-    entries: tuple[str, ...]  # envelopes of the entries that decided it
+    entries: Annotated[tuple[str, ...], Field(min_length=1)]  # envelopes of those that decided it
     envelopes: tuple[str, ...]  # accepted ones over the artifact; none if none was required
 
 
@@ -115,33 +119,18 @@ class Cache:
 
     def remember(self, url: str, reference: Reference, meant: Remembered) -> None:
         """Stores a resolution of the reference, replacing an older one."""
-        path = self._note(url, reference)
-        with output_errors(path, "artifact cache"):
-            make_private(path.parent, self.root)
-            data = canonical_json(meant.model_dump(mode="json")).encode()
-            replace_file(path, data, mode=0o600)
+        write_note(self._note(url, reference), meant, self.root)
 
     def recall(self, url: str, reference: Reference) -> Remembered:
         """The last resolution of a reference; E_OFFLINE if it was never pulled, or if its note is
         malformed, too long, a link or writable by others."""
         try:
-            data = read_own(self._note(url, reference), max_bytes=MAX_NOTE_BYTES)
-            parse_strict(data)
-            return Remembered.model_validate_json(data)
+            return read_note(self._note(url, reference), Remembered, max_bytes=MAX_NOTE_BYTES)
         except FileNotFoundError:
             raise _not_cached(url, reference, "it was never pulled from this registry") from None
         except OSError as error:
             problem = f"its note in the cache cannot be used: {error.strerror}"
             raise _not_cached(url, reference, problem) from None
-        except (ArtifactError, ValidationError):
-            problem = "its note in the cache is malformed"
-            raise _not_cached(url, reference, problem) from None
-
-    def whole(self, url: str, reference: Reference) -> Reference:
-        """The reference with its full digest, if exactly one pulled version fits."""
-        note = self._note(url, reference)
-        found = sorted(note.parent.glob(f"{note.stem}*.json")) if reference.digest else []
-        return reference.pinned(f"sha256:{found[0].stem[1:]}") if len(found) == 1 else reference
 
     def _note(self, url: str, reference: Reference) -> Path:
         folder = self.root / "references" / hex_of(digest_of(url.encode()))
@@ -191,15 +180,12 @@ def pull_resolved(resolved: Resolved, reader: Reader, *, expect: Expected | None
         files = reader.cache.get(digest) or resolved.content.fetch(digest)
     artifact = load_files(files, expect=expect, digest=digest, artifact=place)
     folder = reader.cache.put(digest, files)
-    # The digest is remembered too, so that it can be pulled offline by itself.
-    for named in {reference.pinned(digest), reference}:
-        deciding = resolved.entries[:1] if named.digest else resolved.entries
-        meant = Remembered(
-            resolved=utc_now(),
-            entries=tuple(one.envelope.decode() for one in deciding),
-            envelopes=tuple(data.decode() for data in accepted),
-        )
-        reader.cache.remember(url, named, meant)
+    meant = Remembered(
+        resolved=utc_now(),
+        entries=tuple(one.envelope.decode() for one in resolved.entries),
+        envelopes=tuple(data.decode() for data in accepted),
+    )
+    reader.cache.remember(url, reference, meant)
     return Pulled(artifact, reference, folder, accepted=accepted, resolved=resolved)
 
 
@@ -221,11 +207,10 @@ def pull_offline(
     from specctl.artifacts.load import load_files
 
     trust, place = reader.trust, f"{url}/{reference}"
-    reference = reader.cache.whole(url, reference)
     meant = reader.cache.recall(url, reference)
     accepted = tuple(text.encode() for text in meant.envelopes)
     with refusals_of(place):
-        entries = _entries_of(url, reference, meant)
+        entries = [Logged.of(text.encode()) for text in meant.entries]
         digest = entries[-1].entry.action.digest
         for logged in entries:
             check_entry(trust, logged)
@@ -237,32 +222,6 @@ def pull_offline(
     artifact = load_files(files, expect=expect, digest=digest, artifact=place)
     folder = reader.cache.folder(digest)
     return Pulled(artifact, reference, folder, remembered=meant.resolved, accepted=accepted)
-
-
-def _entries_of(url: str, reference: Reference, meant: Remembered) -> list[Logged]:
-    """The entries of a note: one publication under the name and, for an alias, its move to that
-    version (else E_OFFLINE)."""
-    entries = []
-    for text in meant.entries:
-        try:
-            entry = parse_entry(text.encode())
-        except ArtifactError:
-            raise _not_cached(
-                url, reference, "its note in the cache has malformed entries"
-            ) from None
-        entries.append(Logged(entry, text.encode(), digest_of(text.encode())))
-    found = [one.entry for one in entries]
-    about = {(one.name, one.registry_id, one.action.digest) for one in found}
-    aliases = [one.action.alias if isinstance(one.action, Move) else None for one in found]
-    if (
-        len(about) != 1
-        or found[0].name != reference.name
-        or reference.digest not in (None, found[0].action.digest)
-        or aliases
-        != [None, *([reference.alias] if reference.alias and not reference.number else [])]
-    ):
-        raise _not_cached(url, reference, "its note in the cache is about another reference")
-    return entries
 
 
 def _not_cached(url: str, reference: Reference, problem: str) -> RegistryError:

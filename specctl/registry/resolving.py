@@ -56,8 +56,6 @@ def resolve(registry: Registry, reference: Reference, trust: Trust) -> Resolved:
 def resolve_in(log: Log, reference: Reference, trust: Trust) -> Resolved:
     """`resolve` in a history that was just read."""
     digest = named_digest(log, reference, trust)
-    if reference.digest is not None:
-        reference = reference.pinned(digest)
     entries = deciding_entries(log, reference, digest, trust)
     for logged in entries:
         check_entry(trust, logged)

@@ -1,13 +1,21 @@
-"""The user's folders: settings, and a cache that may be deleted at any time."""
+"""The user's folders: settings, and a cache that may be deleted at any time, with its notes."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
+from typing import TypeVar
 
-from specctl.durable import make_folder, output_errors
+from pydantic import ValidationError
+
+from specctl.artifacts.files import read_plain
+from specctl.durable import make_folder, output_errors, replace_file
 from specctl.errors import UsageError
+from specctl.records import Record, canonical_json
+
+R = TypeVar("R", bound=Record)
 
 
 def config_home() -> Path:
@@ -42,6 +50,26 @@ def make_private(folder: Path, root: Path) -> None:
             place.chmod(0o700)
         if place == root:
             return
+
+
+def read_note(path: Path, record: type[R], *, max_bytes: int) -> R:
+    """A record in the user's cache; OSError if the file is absent, too long, malformed, a link,
+    another user's or writable by others."""
+    data, status = read_plain(path, max_bytes=max_bytes)
+    is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+    if not is_own or status.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "others can write to it")
+    try:
+        return record.model_validate_json(data[:max_bytes])
+    except ValidationError:
+        raise OSError(errno.EINVAL, "it is malformed") from None
+
+
+def write_note(path: Path, record: Record, root: Path) -> None:
+    """Writes or replaces a record in a private folder of the cache `root`."""
+    with output_errors(path, "cache"):
+        make_private(path.parent, root)
+        replace_file(path, canonical_json(record.model_dump(mode="json")).encode(), mode=0o600)
 
 
 def _home(kind: str) -> Path:

@@ -25,15 +25,7 @@ from specctl.stores import ObjectTooLargeError, UnreadableError
 
 OBJECT_ERRORS = (ArtifactError, RegistryError, UnreadableError, ObjectTooLargeError)
 """Errors that concern one object; others concern the store."""
-_FIXES = {
-    "E_SIG": "let a trusted key sign or publish it again, or decide about the key: "
-    "specctl registry trust add",
-    "E_LOG": "restore the entries from a copy; delete none",
-    "E_STORE": "ask its owner for access (docs/operators.md); find out who made a link or an "
-    "invalid key, and move it away",
-    "E_NAME": "find out who put it there, and move it away",
-}
-_RESTORE = "restore those objects from a copy, or delete them and push the artifacts again"
+_FIX = "restore what is damaged from a copy; delete no entry of a history (docs/operators.md)"
 
 
 @dataclass(frozen=True)
@@ -70,12 +62,8 @@ class Audit:
         if not self.findings:
             return
         first, number = self.findings[0], _count(len(self.findings), "finding")
-        raise ArtifactError(
-            first.code,
-            what,
-            f"damage: {number}, the first at {first.place}: {first.found}",
-            hint=_FIXES.get(first.code, _RESTORE),
-        )
+        problem = f"damage: {number}, the first at {first.place}: {first.found}"
+        raise ArtifactError(first.code, what, problem, hint=_FIX)
 
 
 def verify(registry: Registry, trust: Trust, reference: Reference | None = None) -> Audit:

@@ -3,12 +3,11 @@ order of the log."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from specctl.errors import UsageError
 from specctl.logs.positions import Bools
 from specctl.policy import policy_digest
 from specctl.replay.batch_simulation import Simulation
@@ -67,26 +66,29 @@ def figures_of(
     """Figures of runs with different seeds, of `simulate_runs`.
 
     Args:
-        baseline: runs of equal seeds under another policy.
+        baseline: runs of equal loads and seeds under another policy: the same requests in the same
+            order at the same times, so ratios are paired by run.
         time_error: of the clock, see `stats.with_time_error`.
         seed: of the resamples.
     """
-    first = runs[0]
+    first, resamples = runs[0], Resamples.draw(len(runs), seed=seed, least=2)
     names = [name for name in SHOWN if tpot_limit_us is not None or name not in GOODPUT]
-    measure = _measure(runs, time_error, seed)
-
-    def figures(windows: Sequence[Window]) -> dict[str, Interval]:
-        return measure.figures(names, _drawn(runs, windows, measure, tpot_limit_us))
+    measure = Measure(resamples, time_error, seed)
+    whole = [Window(slice(0, len(r.rounds.first)), slice(0, len(r.logged))) for r in runs]
+    windows, against, steady = _steady_windows(runs), None, None
+    if windows is not None:
+        ours = _drawn(runs, windows, measure, tpot_limit_us)
+        steady = measure.figures(names, ours)
+        others = _steady_windows(baseline or ())
+        if baseline and others is not None:
+            theirs = _drawn(baseline, others, measure)
+            against = {n: measure.against(ratio(n, ours), ratio(n, theirs)) for n in COMPARED}
 
     def total(name: str) -> float:
         return float(sum(getattr(run.outcomes, name).sum() for run in runs))
 
-    steady, against = _steady_windows(runs), None
-    if baseline is not None and steady is not None and _steady_windows(baseline) is not None:
-        against = compare_runs(runs, baseline, time_error=time_error, seed=seed)
     support = 1 - total("missing") / max(1.0, total("wanted"))
     censored = total("censored") / sum(len(run.rounds.row) for run in runs)
-    whole = [Window(slice(0, len(r.rounds.first)), slice(0, len(r.logged))) for r in runs]
     return BatchFigures(
         policy=label,
         batch_size=first.load.batch_size,
@@ -94,36 +96,13 @@ def figures_of(
         num_runs=len(runs),
         num_requests=len(first.logged),
         tpot_limit_us=tpot_limit_us,
-        steady=None if steady is None else figures(steady),
-        whole=figures(whole),
+        steady=steady,
+        whole=measure.figures(names, _drawn(runs, whole, measure, tpot_limit_us)),
         against=against,
         expansion_support=support,
         censored_share=censored,
         is_marked=min(support, 1 - censored) < MARKED_BELOW,
     )
-
-
-def compare_runs(
-    ours: Sequence[Simulation],
-    theirs: Sequence[Simulation],
-    *,
-    time_error: float | None = None,
-    seed: int = 0,
-) -> dict[str, Interval]:
-    """Ratios of the steady figures of `COMPARED`, paired by run: equal seeds give the same requests
-    in the same order at the same times."""
-    same = [(r.load, r.seed) for r in ours] == [(r.load, r.seed) for r in theirs]
-    windows = _steady_windows(ours), _steady_windows(theirs)
-    if not same or windows[0] is None or windows[1] is None:
-        raise UsageError(
-            "runs are compared at one load, with equal seeds and a steady part; these "
-            + ("have no steady part" if same else "differ in load or seeds"),
-            hint="simulate both with the same load and seeds, and more requests",
-        )
-    measure = _measure(ours, time_error, seed)
-    mine = _drawn(ours, windows[0], measure)
-    others = _drawn(theirs, windows[1], measure)
-    return {name: measure.against(ratio(name, mine), ratio(name, others)) for name in COMPARED}
 
 
 class Window(NamedTuple):
@@ -156,10 +135,6 @@ def _steady_windows(runs: Sequence[Simulation]) -> list[Window] | None:
     """The windows of all runs; None if one has none."""
     found = [window for window in map(steady_window, runs) if window is not None]
     return found if len(found) == len(runs) else None
-
-
-def _measure(runs: Sequence[Simulation], time_error: float | None, seed: int) -> Measure:
-    return Measure(Resamples.draw(len(runs), seed=seed, least=2), time_error, seed)
 
 
 def _drawn(
@@ -247,34 +222,23 @@ class BatchTotals(ResultRecord):
     against: dict[str, float]  # ratios to the baseline's
 
 
-def totals_of(
-    runs: Mapping[str, Simulation], baseline: str, *, has_time: bool
-) -> tuple[BatchTotals, ...]:
-    """Totals of runs in order, by label.
+def totals_of(label: str, run: Simulation, baseline: Simulation, *, has_time: bool) -> BatchTotals:
+    """Totals of a run in order.
 
     Args:
         has_time: simulated with a cost model.
     """
-    found = {label: _totals(label, run, has_time=has_time) for label, run in runs.items()}
-    compared = {"calls": "calls", "verified": "verified_tokens"}
-    if has_time:
-        compared["time_us"] = "time_us"
-    base = {name: getattr(found[baseline], of) for name, of in compared.items()}
-    return tuple(
-        totals.model_copy(
-            update={
-                "against": {name: getattr(totals, compared[name]) / base[name] for name in base}
-            }
-        )
-        for totals in found.values()
-    )
-
-
-def _totals(label: str, run: Simulation, *, has_time: bool) -> BatchTotals:
     outcomes, num_tokens = run.outcomes, int(run.num_tokens.sum())
-    calls, num_drafted = len(outcomes.accepted), int((outcomes.verified - 1).sum())
-    num_accepted = int(outcomes.accepted.sum())
+    calls, verified = len(outcomes.accepted), int(outcomes.verified.sum())
+    num_drafted, num_accepted = verified - calls, int(outcomes.accepted.sum())
     time_us = float(run.timeline.end_us[-1]) if has_time else None
+    theirs = baseline.outcomes
+    against = {
+        "calls": calls / len(theirs.accepted),
+        "verified": verified / int(theirs.verified.sum()),
+    }
+    if time_us is not None:
+        against["time_us"] = time_us / float(baseline.timeline.end_us[-1])
     return BatchTotals(
         policy=label,
         num_requests=len(run.logged),
@@ -282,7 +246,7 @@ def _totals(label: str, run: Simulation, *, has_time: bool) -> BatchTotals:
         num_steps=len(run.rounds.first),
         calls=calls,
         num_drafts=int((outcomes.verified > 1).sum()),
-        verified_tokens=calls + num_drafted,
+        verified_tokens=verified,
         num_drafted=num_drafted,
         num_accepted=num_accepted,
         histogram=tuple(np.bincount(outcomes.accepted).tolist()),
@@ -293,5 +257,5 @@ def _totals(label: str, run: Simulation, *, has_time: bool) -> BatchTotals:
         expansion_support=outcomes.expansion_support,
         censored_share=float(outcomes.censored.mean()),
         is_marked=outcomes.support < MARKED_BELOW,
-        against={},
+        against=against,
     )

@@ -43,46 +43,21 @@ or padded to the largest. A budget that trims requests unequally saves time in t
 class Load:
     """Requests for `batch_size` slots, first come first served.
 
-    With a rate or times, requests arrive and wait; without, the loop is closed: a finished request
-    is replaced at once.
+    With a rate, requests arrive and wait; without, the loop is closed: a finished request is
+    replaced at once.
     """
 
     batch_size: int  # slots
     arrival_rate_per_s: float | None = None  # of a Poisson process
-    arrivals_us: tuple[float, ...] | None = None  # times in order
-    # requests in all; by default one for each arrival time, else the log once or `TURNS` per slot,
-    # whichever is more. A short log repeats in another order
+    # requests in all; by default the log once or `TURNS` per slot, whichever is more. A short log
+    # repeats in another order
     num_requests: int | None = None
     engine: Engine = "specctl"
     in_order: bool = False  # the log once in its own order, as one real run; else shuffled
 
     def __post_init__(self) -> None:
-        rate, times, number = self.arrival_rate_per_s, self.arrivals_us, self.num_requests
-        gaps = np.diff(np.array(times or (), np.float64), prepend=0.0)
-        wrong = np.flatnonzero(~((gaps >= 0) & (gaps < np.inf)))
-        first, num_times = next(iter(wrong), 0), len(times or ())
-        for is_wrong, broken in (
-            (self.batch_size < 1, "batch_size must be at least 1"),
-            (number is not None and number < 1, "num_requests must be at least 1"),
-            (rate is not None and not 0 < rate < np.inf, "arrival_rate_per_s must be above 0"),
-            (None not in (rate, times), "arrivals have a rate or times, not both"),
-            (
-                self.in_order and not (self.is_closed and number is None),
-                "in_order takes the log once, in a closed loop",
-            ),
-            (times == (), "arrivals_us needs at least one time"),
-            (len(wrong), f"arrivals_us[{first}]: times start at 0 or later and never fall"),
-            (
-                times and number not in (None, num_times),
-                f"num_requests must be that of the arrival times, {num_times}",
-            ),
-        ):
-            if is_wrong:
-                raise UsageError(broken)
-
-    @property
-    def is_closed(self) -> bool:
-        return self.arrival_rate_per_s is None and self.arrivals_us is None
+        if self.arrival_rate_per_s is not None and not 0 < self.arrival_rate_per_s < np.inf:
+            raise UsageError(f"--arrival-rate must be above 0, not {self.arrival_rate_per_s}")
 
     def draw(self, num_logged: int, seed: Seed) -> tuple[Longs, Floats | None]:
         """M requests in the order of service.
@@ -94,13 +69,10 @@ class Load:
         if self.in_order:
             return np.arange(num_logged), None
         shuffling, arriving = np.random.default_rng(seed).spawn(2)
-        number = len(self.arrivals_us) if self.arrivals_us else self.num_requests
-        number = number or max(num_logged, TURNS * self.batch_size)
+        number = self.num_requests or max(num_logged, TURNS * self.batch_size)
         passes = [shuffling.permutation(num_logged) for _ in range(-(-number // num_logged))]
         arrival_us: Floats | None = None
-        if self.arrivals_us is not None:
-            arrival_us = np.array(self.arrivals_us, np.float64)
-        elif self.arrival_rate_per_s is not None:
+        if self.arrival_rate_per_s is not None:
             arrival_us = np.cumsum(arriving.exponential(1e6 / self.arrival_rate_per_s, number))
         return np.concatenate(passes)[:number], arrival_us
 
@@ -166,10 +138,9 @@ def run_batches(
     logged: Longs,
     verify: Verify,
     load: Load,
-    *,
-    arrival_us: Floats | None = None,
-    prompt_us: Floats | None = None,
-    round_us: Callable[[BatchRounds], Floats] | None = None,
+    arrival_us: Floats | None,
+    prompt_us: Floats,
+    round_us: Callable[[BatchRounds], Floats],
 ) -> tuple[BatchRounds, Floats, Floats]:
     """Serves a queue in the order of the load's engine; the log decides the rounds.
 
@@ -178,12 +149,12 @@ def run_batches(
 
     Args:
         logged: `[M]` int64, the queue: requests of the log.
-        arrival_us, prompt_us: `[M]` arrival times, and times of reading prompts; a request that
-            arrives while prompts are read joins at once. round_us: time of a step's rounds. All
-            three are None in a closed loop.
+        arrival_us: `[M]` arrival times; None in a closed loop, whose batches do not depend on time.
+        prompt_us: `[M]` times of reading prompts; a request that arrives while prompts are read
+            joins at once. round_us: times of steps' rounds.
 
     Returns:
-        The rounds; and `[S]` start of each step and time of its rounds, 0 in a closed loop.
+        The rounds; and `[S]` start of each step and time of its rounds.
     """
     first_row, is_mixed = positions.start[logged], load.engine == "vllm"
     num_requests, num_joined, num_active = len(first_row), 0, 0
@@ -195,7 +166,7 @@ def run_batches(
         starts.append(now)
         num_scheduled, joiner = num_active, num_joined
         while num_active < load.batch_size and num_joined < num_requests:
-            if arrival_us is not None and prompt_us is not None:
+            if arrival_us is not None:
                 if arrival_us[num_joined] > now:
                     break
                 now += float(prompt_us[num_joined])
@@ -218,11 +189,18 @@ def run_batches(
         for slot in np.flatnonzero(emitted >= left)[::-1]:
             num_active -= 1
             slots[:, slot] = slots[:, num_active]
-        times.append(0.0 if round_us is None else float(round_us(steps[-1])[0]))
-        now += times[-1]
+        if arrival_us is not None:
+            times.append(float(round_us(steps[-1])[0]))
+            now += times[-1]
     sizes = [len(step.row) for step in steps]
     rounds = replace(join_rows(steps), first=np.cumsum([0, *sizes[:-1]]))
-    return rounds, np.array(starts), np.array(times)
+    if arrival_us is not None:
+        return rounds, np.array(starts), np.array(times)
+    # All steps of a closed loop are timed together, and follow each other without a gap.
+    joined = np.repeat(np.arange(len(steps)), rounds.num_joined)
+    step_us = round_us(rounds)
+    spent = np.bincount(joined, prompt_us, len(steps)) + step_us
+    return rounds, np.append(0.0, np.cumsum(spent)[:-1]), step_us
 
 
 # ----------------------------------------------------------------- time
@@ -271,26 +249,20 @@ class Timeline:
 
 def _timeline(
     rounds: BatchRounds,
-    round_us: Floats,
+    start_us: Floats,
+    step_us: Floats,
     prompt_us: Floats,
-    start_us: Floats | None,
     arrival_us: Floats | None,
 ) -> Timeline:
     """The timeline of a run.
 
     Args:
-        start_us: of each step; None if steps follow each other without a gap.
         arrival_us: of each request; None in a closed loop.
     """
     joined = np.repeat(np.arange(len(rounds.first)), rounds.num_joined)
     finished = np.zeros(len(prompt_us), np.int64)
     finished[rounds.serial] = rounds.step  # of equal indices the last assignment holds
-    spent = np.bincount(joined, prompt_us, len(round_us)).astype(np.float64) + round_us
-    if start_us is None:
-        end = np.cumsum(spent)
-        start_us = np.concatenate([[0.0], end[:-1]])
-    else:
-        end = start_us + spent
+    end = start_us + (np.bincount(joined, prompt_us, len(step_us)) + step_us)
     # A first token comes when the step has read the prompts up to its own, or with the forward that
     # the prompts share.
     total = np.cumsum(prompt_us)
@@ -377,21 +349,10 @@ def simulate(
             return np.zeros(len(rounds.first))
         return clock.round_us(steps_of_batch(submissions, rounds, packing))
 
-    start_us: Floats | None
-    if arrival_us is None:  # batches do not depend on time: steps are timed together
-        rounds, _, _ = run_batches(positions, logged, verify, load)
-        start_us, step_us = None, round_us(rounds)
-    else:
-        rounds, start_us, step_us = run_batches(
-            positions,
-            logged,
-            verify,
-            load,
-            arrival_us=arrival_us,
-            prompt_us=prompt_us,
-            round_us=round_us,
-        )
-    timeline = _timeline(rounds, step_us, prompt_us, start_us, arrival_us)
+    rounds, start_us, step_us = run_batches(
+        positions, logged, verify, load, arrival_us, prompt_us, round_us
+    )
+    timeline = _timeline(rounds, start_us, step_us, prompt_us, arrival_us)
     return Simulation(submissions, load, seed, packing, logged, rounds, timeline)
 
 

@@ -85,17 +85,16 @@ class ReplayConfig(BaseModel):
         """Whether batches are simulated."""
         return self.batch_size > 1 or self.arrival_rate_per_s is not None or self.in_order
 
-    def check_baseline(self) -> None:
-        """Raises `UsageError` unless the baseline is one of the policies."""
+    def check(self) -> None:
+        """Raises `UsageError` of a baseline that is no policy, or an option without effect."""
         if not 1 <= self.baseline <= len(self.specs):
             raise UsageError(
                 f"--baseline {self.baseline}: only {len(self.specs)} policies are given",
                 hint="count the --policy options from 1",
             )
-
-    def check_load(self) -> None:
-        """Raises `UsageError` of an option of batches if no batch is simulated."""
-        if not self.has_load:
+        if self.has_load:
+            refuse_ignored({"--by-category": self.by_category}, "a load mixes the categories")
+        else:
             refuse_ignored(
                 {
                     "--engine": self.engine != "specctl",
@@ -128,11 +127,10 @@ def _increasing(values: tuple[int, ...]) -> tuple[int, ...]:
 
 MAX_AXIS_VALUE = 1 << 20
 """More than any context, batch or tree; larger numbers are typing errors."""
-Axis = Annotated[
-    tuple[Annotated[int, Field(le=MAX_AXIS_VALUE)], ...],
-    Field(min_length=1),
-    AfterValidator(_increasing),
+Increasing = Annotated[
+    tuple[Annotated[int, Field(le=MAX_AXIS_VALUE)], ...], AfterValidator(_increasing)
 ]
+Axis = Annotated[Increasing, Field(min_length=1)]
 
 
 class ProfileGrid(BaseModel):
@@ -190,8 +188,7 @@ class ProfileGrid(BaseModel):
     def num_steps(self) -> int:
         """Measurements, one step of the progress bar each."""
         points = len(self.batch_sizes) * (len(self.context_tokens) + 1)
-        points += len(self.prompt_tokens + self.held("prompt_tokens"))
-        return points if self.quick else self.num_passes * points
+        return self.num_passes * (points + len(self.prompt_tokens + self.held("prompt_tokens")))
 
 
 class LadderConfig(BaseModel):

@@ -12,15 +12,14 @@ import hashlib
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from specctl.artifacts.manifest import Manifest
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
 from specctl.records import HELD_OUT_FRAC
-from specctl.runtime.words import NamedPolicy, names_artifact, pieces
-from specctl.stats import MIN_PROMPTS, split_prompts
+from specctl.runtime.words import NamedPolicy
+from specctl.stats import MIN_PROMPTS
 
 logger = logging.getLogger(__name__)
 SplitOptions = tuple[float, int]
@@ -118,21 +117,13 @@ def _remedy(
             f"collect {2 * MIN_PROMPTS} prompts or more and fit it again: a split of "
             f"{len(prompts)} leaves no {MIN_PROMPTS} to score on"
         )
-    own = [found for one in named for m in _manifests(one) if (found := _split_of(m))]
-    for share, seed in own if split is not None else ():
-        held_out = split_prompts(prompts, held_out_frac=share, seed=seed).held_out
-        others = set(held_out).difference(*(trained_on(one, held_out) for one in named))
-        if len(others) >= MIN_PROMPTS:
-            return f"give --held-out {share:g} --seed {seed}, as it was fitted"
-    share, seed = split or (own or [(HELD_OUT_FRAC, 0)])[0]
-    sets = " ".join(part.place.name for part in traces.parts)
-    commands = dict.fromkeys(
-        f"specctl {verb} {sets} --held-out {share:g} --seed {seed} -o {folder}"
-        for one in named
-        if one.label in trained
-        for verb, folder in _fits_of(one)
-    )
-    return f"fit it again with one split: {'; '.join(commands)}"
+    marked = [one for one in named if one.label in trained]
+    own = {found for one in marked for m in _manifests(one) if (found := _split_of(m))}
+    if split is not None and len(own) == 1:
+        [(share, seed)] = own
+        return f"give --held-out {share:g} --seed {seed}, as it was fitted"
+    share, seed = split or (HELD_OUT_FRAC, 0)
+    return f"fit it again with --held-out {share:g} --seed {seed}"
 
 
 def _split_of(manifest: Manifest) -> SplitOptions | None:
@@ -140,15 +131,3 @@ def _split_of(manifest: Manifest) -> SplitOptions | None:
     fit = manifest.fit or {}
     share, seed = fit.get("held_out_frac"), fit.get("seed")
     return (share, seed) if isinstance(share, float) and isinstance(seed, int) else None
-
-
-def _fits_of(policy: NamedPolicy) -> Iterator[tuple[str, str]]:
-    """The verbs behind the artifacts of a policy, and their folders."""
-    folders = [piece for piece in pieces(policy.spec) if names_artifact(piece)]
-    manifests = {artifact.digest: artifact.manifest for _, artifact in policy.parts}
-    for folder, manifest in zip(folders, manifests.values(), strict=False):
-        kind = str((manifest.fit or {}).get("kind"))
-        if kind == "tune":
-            yield "tune", str(Path(folder).parent)
-        else:
-            yield f"fit {kind}", folder

@@ -17,7 +17,7 @@ from specctl.errors import UsageError
 from specctl.lazy import inference, torch
 from specctl.logs.logged_draft import LoggedDraft, logged_draft
 from specctl.logs.positions import Bools, Ints, Longs, join_rows
-from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LogChunk, map_chunks
+from specctl.logs.tree_log import ENTROPIES, TEXT_COLUMNS, DenseLog, LogChunk, map_chunks
 from specctl.policy import PerRequest, Policy, Ratio, Strict, build_shape
 from specctl.policy.families import shape_family
 from specctl.policy.rules import RoundStart, ShapeRule
@@ -130,12 +130,8 @@ def map_policies(
         with_entropy: also where no policy reads entropies.
     """
     reads_entropy = any(shape_family(policy.shape).reads_entropy for policy in policies)
-    return map_chunks(
-        log,
-        lambda chunk: [work(policy, chunk) for policy in policies],
-        with_entropy=with_entropy or reads_entropy,
-        extra=text_columns(policies),
-    )
+    extra = text_columns(policies) + (ENTROPIES if with_entropy or reads_entropy else ())
+    return map_chunks(log, lambda chunk: [work(policy, chunk) for policy in policies], extra)
 
 
 # ----------------------------------------------------------------- positions by themselves

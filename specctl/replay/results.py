@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from operator import itemgetter
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from specctl import formatting
-from specctl.durable import write_whole
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.records import json_bytes
 from specctl.replay.batch_figures import BatchFigures, BatchTotals
 from specctl.replay.config import Engine
 from specctl.replay.cost.files import clock_of, without_decision_cost
@@ -26,8 +21,6 @@ from specctl.replay.held_out import ScoredPrompts
 from specctl.replay.score import PolicyFigures, PolicyScores
 from specctl.runtime.words import NamedPolicy
 from specctl.stats import Interval, intervals_over
-
-RESULTS_NAME = "replay.json"
 
 
 class ReplayScores(TraceFacts):
@@ -65,46 +58,15 @@ class Result:
     """The result of a replay: one JSON value, tables and sentences."""
 
     scores: ReplayScores | ServingScores | BatchScores
-    tables: list[tuple[str, Columns, Sequence[Any]]]  # title, columns and rows of each
+    tables: list[formatting.Table]
     lines: list[str]  # below them
-    wide: tuple[str, ...]  # columns of `--wide`
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.scores.kind, **self.scores.to_json()}
 
     def shown(self) -> list[Any]:
         """Tables and sentences, top to bottom."""
-        tables = [
-            formatting.Table(
-                title,
-                list(columns),
-                [[write(row) for write in columns.values()] for row in rows],
-                wide=self.wide,
-            )
-            for title, columns, rows in self.tables
-        ]
-        return [*tables, *self.lines]
-
-
-def write_result(result: Result, folder: Path) -> Path:
-    """Writes `replay.json`.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    path = folder / RESULTS_NAME
-    write_whole(path, json_bytes(result.to_json()), "replay results")
-    return path
-
-
-@dataclass(frozen=True)
-class Caption:
-    """Words on the log, for tables."""
-
-    subject: str  # the pair
-    sampling: str  # of the text
-    advice: str  # against missing expansions
-    remarks: tuple[str, ...] = ()  # further lines below the tables
+        return [*self.tables, *self.lines]
 
 
 def facts_of(
@@ -136,17 +98,6 @@ def facts_of(
         ),
         **scored.facts,
     }
-
-
-def caption_of(facts: dict[str, Any]) -> Caption:
-    """The caption for dense traces, from their facts."""
-    note = formatting.fixture_note(str(facts["target"]))
-    return Caption(
-        subject=f"{facts['target']} + {facts['drafter']}",
-        sampling=formatting.sampling(facts["sampling"]) + (f" ({note})" if note else ""),
-        advice="Collect deeper or wider (--depth, --children), or give it at most depth="
-        "{depth}:top_k={top_k}.".format(**facts["support"]),
-    )
 
 
 # ----------------------------------------------------------------- tables
@@ -218,19 +169,18 @@ ENGINES: dict[Engine, str] = {
     "specctl": "requests join as slots free up",
     "vllm": "vLLM's batching: prompts share the rounds' forward, lengths follow a step later",
 }
-SERVING: Columns = {
-    "tokens_per_s": lambda found: found.text(".0f"),
-    "× tokens_per_s": lambda found: found.text(".2f"),
-    "tpot_p50_us": lambda found: formatting.number(found.value / 1e3),
-    "tpot_p99_us": lambda found: formatting.number(found.value / 1e3),
-    "ttft_p50_us": lambda found: formatting.number(found.value / 1e3),
-    "goodput_share": lambda found: formatting.number(found.value, ".0%"),
-    "mean_acceptance_length": lambda found: formatting.number(found.value),
-    "verified_per_step": lambda found: formatting.number(found.value),
-    "requests_per_step": lambda found: formatting.number(found.value),
+SERVING: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "tokens_per_s": ("tokens/s", lambda found: found.text(".0f")),
+    "× tokens_per_s": ("×", lambda found: found.text(".2f")),
+    "tpot_p50_us": ("TPOT p50", lambda found: formatting.number(found.value / 1e3)),
+    "tpot_p99_us": ("p99", lambda found: formatting.number(found.value / 1e3)),
+    "ttft_p50_us": ("TTFT p50", lambda found: formatting.number(found.value / 1e3)),
+    "goodput_share": ("good", lambda found: formatting.number(found.value, ".0%")),
+    "mean_acceptance_length": ("τ", lambda found: formatting.number(found.value)),
+    "verified_per_step": ("verified", lambda found: formatting.number(found.value)),
+    "requests_per_step": ("batch", lambda found: formatting.number(found.value)),
 }
-"""Shown figures of a load; `HEADINGS` are their headings."""
-HEADINGS = ("tokens/s", "×", "TPOT p50", "p99", "TTFT p50", "good", "τ", "verified", "batch")
+"""Shown figures of a load: heading, and how a cell is written."""
 
 
 def speeds(scores: TraceFacts, baseline: str, found: dict[str, Interval | float]) -> list[str]:
@@ -254,12 +204,35 @@ def _inverse(ratio: Interval) -> Interval:
     return Interval(1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
 
 
-def _columns(scores: TraceFacts, figures: Columns, *, has_time: bool) -> Columns:
-    shown = {name: write for name, write in figures.items() if has_time or name not in TIMED}
-    return {"policy": partial(_name, scores), **shown}
+def _table(
+    scores: TraceFacts, title: str, columns: Columns, rows: Sequence[Any], wide: Sequence[str]
+) -> formatting.Table:
+    """One row a policy."""
+    cells = [[_name(scores, row), *(write(row) for write in columns.values())] for row in rows]
+    return formatting.Table(title, ["policy", *columns], cells, wide=wide)
 
 
-def replay_result(scores: ReplayScores, caption: Caption, *, by_category: bool = False) -> Result:
+def _sampling(scores: TraceFacts) -> str:
+    """The sampling of the text, with a note on the fixture."""
+    note = formatting.fixture_note(scores.target)
+    return formatting.sampling(scores.sampling) + (f" ({note})" if note else "")
+
+
+def _unsupported(scores: TraceFacts, figures: Sequence[Any], so: str) -> list[str]:
+    """A line for each policy that the log lacks expansions of, and what follows from it."""
+    advice = (
+        "Collect deeper or wider (--depth, --children), or give it at most depth="
+        "{depth}:top_k={top_k}.".format(**scores.support)
+    )
+    return [
+        f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
+        f"{f.censored_share:.1%} of its rounds run out of it{so}. {advice}"
+        for f in figures
+        if f.is_marked
+    ]
+
+
+def replay_result(scores: ReplayScores, *, by_category: bool = False) -> Result:
     """Scores of policies, replayed one request at a time.
 
     Args:
@@ -271,17 +244,20 @@ def replay_result(scores: ReplayScores, caption: Caption, *, by_category: bool =
         groups += map(list, zip(*(policy.by_category for policy in scores.policies), strict=True))
     baseline = next(f for f in pooled if f.policy == scores.baseline)
     without = [name for name in SEQUENTIAL if "×" in name and baseline.is_marked]
-    tables: list[tuple[str, Columns, Sequence[Any]]] = []
+    wide = WIDE if pooled[0].time_us is None else WIDE_TIMED
+    tables = []
     for group in groups:
         first = group[0]
         where = "" if first.group == "all" else f", {first.group}"
         title = (
-            f"{caption.subject}{where}: {formatting.count(first.num_prompts, 'prompt')}, "
-            f"{formatting.count(first.num_tokens, 'token')}, {caption.sampling}; "
+            f"{scores.target} + {scores.drafter}{where}: "
+            f"{formatting.count(first.num_prompts, 'prompt')}, "
+            f"{formatting.count(first.num_tokens, 'token')}, {_sampling(scores)}; "
             f"{intervals_over(first.num_prompts)}"
         )
-        columns = _columns(scores, SEQUENTIAL, has_time=first.time_us is not None)
-        tables.append((title, {k: v for k, v in columns.items() if k not in without}, group))
+        hidden = without if first.time_us is not None else [*without, *TIMED]
+        columns = {name: write for name, write in SEQUENTIAL.items() if name not in hidden}
+        tables.append(_table(scores, title, columns, group, wide))
     timed = [f for f in pooled if f.time_us is not None and not f.is_marked]
     gains: dict[str, Interval | float] = {f.policy: _inverse(f.against["time_us"]) for f in timed}
     lines = [
@@ -290,35 +266,35 @@ def replay_result(scores: ReplayScores, caption: Caption, *, by_category: bool =
         else f"× is relative to {scores.marked(scores.baseline)}, paired by prompt.",
         *([] if without else speeds(scores, scores.baseline, gains)),
         *scores.footnotes(),
-        *(
-            f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions, so its "
-            f"figures are ranges. {caption.advice}"
-            for f in pooled
-            if f.is_marked
-        ),
+        *_unsupported(scores, pooled, ", so its figures are ranges"),
     ]
-    wide = WIDE if pooled[0].time_us is None else WIDE_TIMED
-    return Result(scores, tables, lines, wide)
+    return Result(scores, tables, lines)
 
 
-def serving_result(scores: ServingScores, caption: Caption) -> Result:
-    """Figures of policies that serve one load; ratios to the baseline are `× name`."""
+def serving_result(scores: ServingScores, remarks: Sequence[str]) -> Result:
+    """Figures of policies that serve one load; ratios to the baseline are `× name`.
+
+    Args:
+        remarks: further lines below the table.
+    """
     policies, rate = scores.policies, scores.load["arrival_rate_per_s"]
     arrivals = "closed loop" if rate is None else f"{rate:g} requests/s"
     first = policies[0]
     title = (
-        f"{caption.subject}: batch size {first.batch_size}, {arrivals}, {first.num_runs} "
-        f"runs of {first.num_requests} requests, {caption.sampling}; 95% intervals by run"
+        f"{scores.target} + {scores.drafter}: batch size {first.batch_size}, {arrivals}, "
+        f"{first.num_runs} runs of {first.num_requests} requests, {_sampling(scores)}; 95% "
+        "intervals by run"
     )
     is_steady = all(figures.steady is not None for figures in policies)
-    rows: list[dict[str, Any]] = []
+    rows = []
     for f in policies:
-        found = {**((f.steady if is_steady else f.whole) or {})}
+        found: Any = {**((f.steady if is_steady else f.whole) or {})}
         found |= {f"× {name}": span for name, span in (f.against or {}).items()}
-        texts = {name: write(found[name]) for name, write in SERVING.items() if name in found}
-        rows.append({"policy": _name(scores, f), **texts, "support": f"{f.expansion_support:.2%}"})
-    headings = dict(zip(SERVING, HEADINGS, strict=True))
-    columns: Columns = {headings.get(name, name): itemgetter(name) for name in rows[0]}
+        names = [name for name in SERVING if name in found]
+        cells = [SERVING[name][1](found[name]) for name in names]
+        rows.append([_name(scores, f), *cells, f"{f.expansion_support:.2%}"])
+    headings = ["policy", *(SERVING[name][0] for name in names), "support"]
+    table = formatting.Table(title, headings, rows, wide=WIDE_SERVING)
     gains: dict[str, Interval | float] = {
         f.policy: f.against["tokens_per_s"] for f in policies if f.against and not f.is_marked
     }
@@ -330,23 +306,23 @@ def serving_result(scores: ServingScores, caption: Caption) -> Result:
         f"× is tokens/s relative to {scores.marked(scores.baseline)}, paired by run; times are in "
         "ms, verified and batch are tokens and requests of a step.",
         *scores.footnotes(),
-        *(
-            f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
-            f"{f.censored_share:.1%} of its rounds run out of it. {caption.advice}"
-            for f in policies
-            if f.is_marked
-        ),
-        *caption.remarks,
+        *_unsupported(scores, policies, ""),
+        *remarks,
     ]
-    return Result(scores, [(title, columns, rows)], lines, WIDE_SERVING)
+    return Result(scores, [table], lines)
 
 
-def totals_result(scores: BatchScores, caption: Caption) -> Result:
-    """Totals of policies over a log in its order."""
+def totals_result(scores: BatchScores, remarks: Sequence[str]) -> Result:
+    """Totals of policies over a log in its order.
+
+    Args:
+        remarks: further lines below the table.
+    """
     first, load = scores.policies[0], scores.load
     title = (
-        f"{caption.subject}: {formatting.count(first.num_requests, 'request')}, "
-        f"{first.num_tokens} tokens, batch size {load['batch_size']}, {caption.sampling}"
+        f"{scores.target} + {scores.drafter}: "
+        f"{formatting.count(first.num_requests, 'request')}, {first.num_tokens} tokens, "
+        f"batch size {load['batch_size']}, {_sampling(scores)}"
     )
     timed = [f for f in scores.policies if f.time_us is not None and not f.is_marked]
     gains: dict[str, Interval | float] = {f.policy: 1 / f.against["time_us"] for f in timed}
@@ -356,14 +332,9 @@ def totals_result(scores: BatchScores, caption: Caption) -> Result:
         *scores.footnotes(),
         "Totals of one run in the order of the log, so without intervals; drafts are the calls "
         "that verify draft tokens.",
-        *(
-            f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
-            f"{f.censored_share:.1%} of its rounds run out of it, so it may need fewer calls than "
-            f"shown. {caption.advice}"
-            for f in scores.policies
-            if f.is_marked
-        ),
-        *caption.remarks,
+        *_unsupported(scores, scores.policies, ", so it may need fewer calls than shown"),
+        *remarks,
     ]
-    columns = _columns(scores, TOTALS, has_time=first.time_us is not None)
-    return Result(scores, [(title, columns, scores.policies)], lines, WIDE)
+    hidden = () if first.time_us is not None else TIMED
+    columns = {name: write for name, write in TOTALS.items() if name not in hidden}
+    return Result(scores, [_table(scores, title, columns, scores.policies, WIDE)], lines)

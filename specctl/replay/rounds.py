@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -167,40 +168,34 @@ def walk(positions: Positions, advance: Ints | Longs) -> Bools:
     return visited
 
 
-def _total_cost(
-    better: np.ufunc, positions: Positions, cost: Floats, low: Ints, high: Ints
-) -> Floats:
-    """`[R]` least or most total cost from every position to the end of its request.
+def least_cost(positions: Positions, cost: Floats, low: Ints, high: Ints) -> tuple[Floats, Ints]:
+    """Least total cost from every position to the end of its request.
 
-    The dynamic programme F(t) = cost(t) + min over low(t) <= a <= high(t) of F(t + a), or max: a
-    round may emit any number of tokens within its bounds. It goes backwards over all requests at
-    once, the k-th position from every end together.
+    The dynamic programme F(t) = min over low(t) <= a <= high(t) of cost(t, a - low(t)) + F(t + a).
+    It goes backwards over all requests at once, the k-th position from every end together.
 
     Args:
-        better: `np.minimum` or `np.maximum`. cost: `[R]` of a round that starts there.
+        cost: `[R, K]` of a round that emits low + k tokens; `[R, 1]` if their number is no matter.
         low, high: `[R]` tokens emitted, 1 <= low <= high.
+
+    Returns:
+        `[R]` float64 F, and `[R]` int32 tokens to emit there, the fewest among equals.
     """
-    total = np.zeros(positions.num_rows + 1)
-    last = positions.start[1:] - 1
-    lengths = np.diff(positions.start)
+    total, emitted = np.zeros(positions.num_rows), np.zeros(positions.num_rows, np.int32)
+    last, lengths = positions.start[1:] - 1, np.diff(positions.start)
     for back in range(int(lengths.max(initial=0))):
         longer = lengths > back
         here, end = (last - back)[longer], (last + 1)[longer]
-        best = cost_after(total, here + low[here], end)
-        for step in range(1, int((high[here] - low[here]).max(initial=0)) + 1):
-            reach = np.minimum(low[here] + step, high[here])
-            best = better(best, cost_after(total, here + reach, end))
-        total[here] = cost[here] + best
-    return total[:-1]
-
-
-fewest, most = partial(_total_cost, np.minimum), partial(_total_cost, np.maximum)
-"""See `_total_cost`."""
-
-
-def cost_after(total: Floats, row: Longs, end: Longs) -> Floats:
-    """Cost from a row on; 0 beyond the end of its request."""
-    return np.where(row < end, total[np.minimum(row, end - 1)], 0.0)
+        best = np.full(len(here), np.inf)
+        for more in range(int((high[here] - low[here]).max(initial=0)) + 1):
+            reached = here + low[here] + more
+            after = np.where(reached < end, total[np.minimum(reached, end - 1)], 0.0)
+            found = cost[here, min(more, cost.shape[1] - 1)] + after
+            found[low[here] + more > high[here]] = np.inf
+            emitted[here[found < best]] = low[here[found < best]] + more
+            best = np.minimum(best, found)
+        total[here] = best
+    return total, emitted
 
 
 def _walk_bounds(
@@ -212,36 +207,21 @@ def _walk_bounds(
     high: Ints,
     max_tokens: int,
 ) -> RequestBounds:
-    first = positions.start[:-1]
-    is_certain = low is high or bool((low == high).all())
-    fewest_calls = most_calls = np.add.reduceat(visited, first, dtype=np.float64)
-    if not is_certain:
-        ones = np.ones(positions.num_rows)
-        fewest_calls = fewest(positions, ones, low + 1, high + 1)[first]
-        most_calls = most(positions, ones, low + 1, high + 1)[first]
+    first, is_certain = positions.start[:-1], bool((low == high).all())
 
-    def total(cost: Ints, bound: Callable[..., Floats], calls: Floats) -> Floats:
-        """`[Q]` bound on the sum of a cost `[R]` over rounds."""
-        if (cost == cost[0]).all():
-            return np.asarray(calls * cost[0], np.float64)
+    def total(cost: Any, sign: int) -> Floats:
+        """`[Q]` least (sign 1) or most (-1) sum of a cost `[R]` over rounds."""
         if is_certain:
-            return np.add.reduceat(np.where(visited, cost, 0), first).astype(np.float64)
-        return bound(positions, cost.astype(np.float64), low + 1, high + 1)[first]
+            return np.add.reduceat(np.where(visited, cost, 0.0), first)
+        return sign * least_cost(positions, sign * cost[:, None], low + 1, high + 1)[0][first]
 
     at_least = at_most = outcomes.verified
     if (missing := outcomes.missing > 0).any():
         at_most = np.where(missing, max_tokens, at_most)
-        at_least = (
-            at_least
-            if shape_family(policy.shape).is_ranked(policy.shape)
-            else np.where(missing, 1, at_least)
-        )
-    return RequestBounds(
-        fewest_calls,
-        most_calls,
-        total(at_least, fewest, fewest_calls),
-        total(at_most, most, most_calls),
-    )
+        if not shape_family(policy.shape).is_ranked(policy.shape):
+            at_least = np.where(missing, 1, at_least)
+    calls = np.ones(positions.num_rows)
+    return RequestBounds(total(calls, 1), total(calls, -1), total(at_least, 1), total(at_most, -1))
 
 
 def _online_bounds(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import reduce
-from operator import add
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from specctl.artifacts.compatibility import Expectation
 from specctl.errors import UsageError
@@ -20,20 +18,19 @@ from specctl.policy.budgets import StepCost
 from specctl.policy.c2t import nothing_kept
 from specctl.progress import progress
 from specctl.replay.batch_figures import figures_of, totals_of
-from specctl.replay.batch_simulation import Load, Simulation, simulate, simulate_runs
-from specctl.replay.config import ReplayConfig, refuse_ignored
+from specctl.replay.batch_simulation import Load, Simulation, simulate_runs
+from specctl.replay.config import ReplayConfig
 from specctl.replay.cost.files import (
     AnyCost,
     check_clock,
     doubts,
     load_cost_model,
-    outside_of,
     parse_linear,
     warn_outside,
 )
 from specctl.replay.cost.model import CostModel, OutOfRange, Steps, require_slope, steps_of
 from specctl.replay.cost.rates import LinearCost
-from specctl.replay.held_out import ScoredPrompts, choose_prompts, logged_prompts
+from specctl.replay.held_out import choose_prompts, logged_prompts
 from specctl.replay.metrics import LoadClock, Sums, join_sums
 from specctl.replay.outcomes import check_replayable, map_policies
 from specctl.replay.results import (
@@ -41,7 +38,6 @@ from specctl.replay.results import (
     ReplayScores,
     Result,
     ServingScores,
-    caption_of,
     facts_of,
     replay_result,
     serving_result,
@@ -58,87 +54,89 @@ NUM_RUNS = 8
 logger = logging.getLogger(__name__)
 
 
-def replay_traces(traces: TraceSet, config: ReplayConfig) -> Result:
+def replay_traces(
+    traces: TraceSet, config: ReplayConfig, *, named: Sequence[NamedPolicy] | None = None
+) -> Result:
     """Scores policies on dense traces, one request at a time or at the load of the configuration.
 
-    Warnings name each doubt about the cost model: its pair, machine or age.
+    A budget without a table of its own weighs tokens by the cost model: whole rounds of a full
+    batch, at the log's mean context. Warnings name each doubt about the cost model: its pair,
+    machine or age.
+
+    Args:
+        named: resolved policies; None for the configuration's.
 
     Raises:
         UsageError: a policy that cannot be replayed, an unknown baseline, a batch larger than the
             cost model knows, or an option without effect.
         TraceError, ArtifactError, InputError: see `specctl.errors`.
     """
-    config.check_baseline()
-    config.check_load()
+    import polars as pl
+
+    config.check()
     torch.set_num_threads(1)  # chunks are the parallelism
-    return serve_policies(traces, config) if config.has_load else replay_policies(traces, config)
+    model: AnyCost | None
+    if config.has_load and not config.in_order:
+        expected = "a load is simulated with its times"
+        model = require_cost_model(config.cost_model, traces, expected, force=config.force)
+    else:
+        model = open_cost_model(config.cost_model, traces, force=config.force)
+    if config.has_load and model is not None:  # refuses a batch that is too large before reading
+        model.round_us(Steps(config.batch_size, config.batch_size, 1, 0, 1, 0))
+    log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
+
+    def step_cost(shape: Shape) -> StepCost:
+        mean = traces.scan("rounds").select(pl.col("context_tokens").mean())
+        cached = float(collected(mean).item()) - 1  # the root is not cached yet
+        return require_slope(model).step_cost(build_shape(shape), config.batch_size, cached)
+
+    if named is None:  # lossy policies are refused later
+        expect = Expectation(traces.fingerprint, allow_mismatch=config.allow_mismatch)
+        costs = step_cost if config.has_load else None
+        named = resolve_policies(",".join(config.specs), expect, allow_lossy=True, step_cost=costs)
+    prompts = log.prompts or logged_prompts(traces)
+    scored = choose_prompts(prompts, named, traces, all_prompts=config.all_prompts)
+    log = log.only(scored.prompts) if scored.num_left_out else log
+    facts = facts_of(traces, log, model, named, scored)
+    facts["baseline"] = named[config.baseline - 1].label
+    policies = {one.label: one.policy for one in named}
+    run = serve_policies if config.has_load else replay_policies
+    return run(log, policies, model, config, facts)
 
 
 def replay_policies(
-    traces: TraceSet, config: ReplayConfig, *, named: Sequence[NamedPolicy] | None = None
+    log: DenseLog,
+    policies: Mapping[str, Policy],
+    model: AnyCost | None,
+    config: ReplayConfig,
+    facts: dict[str, Any],
 ) -> Result:
-    """Scores policies on dense traces, one request at a time.
-
-    Args:
-        named: resolved policies; None for the configuration's.
-    """
-    model = open_cost_model(config.cost_model, traces, force=config.force)
-    log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
-    if named is None:
-        named = named_policies(traces, config)
-    log, scored = scored_log(log, traces, config, named)
-    labels, policies = [item.label for item in named], [item.policy for item in named]
+    """Scores policies one request at a time."""
     clock = None if model is None else LoadClock(model)
 
     def work(policy: Policy, chunk: LogChunk) -> tuple[Sums, list[OutOfRange]]:
         run = replay_chunk(policy, chunk)
         return sums_to_score(run, clock), [] if model is None else model.outside(steps_of(run))
 
-    for policy in policies:
+    for policy in policies.values():
         check_replayable(policy)
     with progress("positions", log.num_positions):
-        parts = list(map_policies(log, policies, work))
-    sums, outside = [], {}
-    for label, of_policy in zip(labels, zip(*parts, strict=True), strict=True):
+        parts = list(map_policies(log, [*policies.values()], work))
+    sums = []
+    for label, of_policy in zip(policies, zip(*parts, strict=True), strict=True):
         sums.append(join_sums(of for of, _ in of_policy))
-        outside[label] = [
-            reduce(add, of) for of in zip(*(far for _, far in of_policy), strict=True)
-        ]
+        warn_outside(label, [far for _, far in of_policy])
     found = score(
-        labels,
-        policies,
+        [*policies],
+        [*policies.values()],
         sums,
         baseline=config.baseline - 1,
-        time_error=None if model is None else model.time_error,
+        time_error=facts["time_error"],
         seed=config.seed,
     )
-    check_keeps_something(policies, found)
-    warn_outside(outside)
-    facts = facts_of(traces, log, model, named, scored)
-    baseline = labels[config.baseline - 1]
-    scores = ReplayScores(kind="replay", **facts, baseline=baseline, policies=tuple(found))
-    return replay_result(scores, caption_of(facts), by_category=config.by_category)
-
-
-def named_policies(
-    traces: TraceSet,
-    config: ReplayConfig,
-    step_cost: Callable[[Shape], StepCost] | None = None,
-) -> list[NamedPolicy]:
-    """The policies of the configuration, checked against the traces' pair; lossy ones are refused
-    later."""
-    expect = Expectation(traces.fingerprint, allow_mismatch=config.allow_mismatch)
-    words = ",".join(config.specs)
-    return resolve_policies(words, expect, allow_lossy=True, step_cost=step_cost)
-
-
-def scored_log(
-    log: DenseLog, traces: TraceSet, config: ReplayConfig, named: Sequence[NamedPolicy]
-) -> tuple[DenseLog, ScoredPrompts]:
-    """The log of the prompts that policies are scored on."""
-    prompts = log.prompts or logged_prompts(traces)
-    scored = choose_prompts(prompts, named, traces, all_prompts=config.all_prompts)
-    return (log.only(scored.prompts) if scored.num_left_out else log), scored
+    check_keeps_something([*policies.values()], found)
+    scores = ReplayScores(kind="replay", **facts, policies=tuple(found))
+    return replay_result(scores, by_category=config.by_category)
 
 
 def check_keeps_something(policies: Sequence[Policy], scored: Sequence[PolicyScores]) -> None:
@@ -150,49 +148,18 @@ def check_keeps_something(policies: Sequence[Policy], scored: Sequence[PolicySco
 
 
 def serve_policies(
-    traces: TraceSet,
+    log: DenseLog,
+    policies: Mapping[str, Policy],
+    model: AnyCost | None,
     config: ReplayConfig,
-    *,
-    named: Sequence[NamedPolicy] | None = None,
+    facts: dict[str, Any],
 ) -> Result:
-    """Simulates policies on dense traces at a load, in equal shuffled runs or once in the order of
-    the log.
-
-    A budget without a table of its own weighs tokens by the cost model: whole rounds of a full
-    batch, at the log's mean context.
-
-    Args:
-        named: as in `replay_policies`.
-    """
-    import polars as pl
-
-    refuse_ignored({"--by-category": config.by_category}, "a load mixes the categories")
-    if config.in_order:
-        model = open_cost_model(config.cost_model, traces, force=config.force)
-    else:
-        expected = "a load is simulated with its times"
-        model = require_cost_model(config.cost_model, traces, expected, force=config.force)
-    if model is not None:  # refuses a batch that is too large before the log is read
-        model.round_us(Steps(config.batch_size, config.batch_size, 1, 0, 1, 0))
-    log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
-    mean = traces.scan("rounds").select(pl.col("context_tokens").mean())
-    cached = float(collected(mean).item()) - 1  # the root is not cached yet
-
-    def step_cost(shape: Shape) -> StepCost:
-        return require_slope(model).full_batch_cost(build_shape(shape), config.batch_size, cached)
-
-    if named is None:
-        named = named_policies(traces, config, step_cost)
-    log, scored = scored_log(log, traces, config, named)
-    policies = {item.label: item.policy for item in named}
-    baseline = named[config.baseline - 1].label
-    facts = facts_of(traces, log, model, named, scored)
-    caption = caption_of(facts)
+    """Simulates policies at a load, in equal shuffled runs or once in the order of the log."""
+    remarks: tuple[str, ...] = ()
     if config.engine == "vllm":
         chains = {label: as_chain(policy) for label, policy in policies.items()}
         if changed := [label for label in chains if chains[label] != policies[label]]:
-            line = f"On the drafter's likeliest path alone, as in vLLM: {', '.join(changed)}."
-            caption = replace(caption, remarks=(line,))
+            remarks = (f"On the drafter's likeliest path alone, as in vLLM: {', '.join(changed)}.",)
         policies = chains
     with progress("positions", log.num_positions):
         found = submissions_of(log, list(policies.values()))
@@ -203,31 +170,36 @@ def serve_policies(
         engine=config.engine,
         in_order=config.in_order,
     )
-    facts |= {"load": vars(load).copy(), "baseline": baseline}
-    if config.in_order:
-        once = {label: simulate(of, load, model) for label, of in prepared.items()}
-        warn_outside(outside_of(model, {label: run.steps for label, run in once.items()}))
-        totals = totals_of(once, baseline, has_time=model is not None)
-        batch = BatchScores(kind="replay-batch", **facts, policies=totals)
-        return totals_result(batch, caption)
+    facts["load"] = vars(load).copy()
+    num_runs, baseline = 1 if config.in_order else NUM_RUNS, facts["baseline"]
     runs: dict[str, list[Simulation]] = {}
-    with progress("simulated runs", NUM_RUNS * len(prepared)):
+    with progress("simulated runs", num_runs * len(prepared)):
         for label, of in prepared.items():
-            runs[label] = simulate_runs(of, load, model, num_runs=NUM_RUNS, seed=config.seed)
-    warn_outside(outside_of(model, {label: of[0].steps for label, of in runs.items()}))
+            runs[label] = simulate_runs(of, load, model, num_runs=num_runs, seed=config.seed)
+            if model is not None:
+                warn_outside(label, [model.outside(runs[label][0].steps)])
+    if config.in_order:
+        has_time = model is not None
+        totals = [
+            totals_of(label, run, runs[baseline][0], has_time=has_time)
+            for label, [run] in runs.items()
+        ]
+        batch = BatchScores(kind="replay-batch", **facts, policies=tuple(totals))
+        return totals_result(batch, remarks)
     limit_us = None if config.tpot_limit_ms is None else 1e3 * config.tpot_limit_ms
-    figures = tuple(
+    figures = [
         figures_of(
             label,
             of,
             baseline=runs[baseline],
             tpot_limit_us=limit_us,
-            time_error=model.time_error if model is not None else None,
+            time_error=facts["time_error"],
             seed=config.seed,
         )
         for label, of in runs.items()
-    )
-    return serving_result(ServingScores(kind="replay-serving", **facts, policies=figures), caption)
+    ]
+    scores = ServingScores(kind="replay-serving", **facts, policies=tuple(figures))
+    return serving_result(scores, remarks)
 
 
 def open_cost_model(path: Path | None, traces: TraceSet | None, *, force: bool) -> AnyCost | None:
@@ -246,8 +218,8 @@ def open_cost_model(path: Path | None, traces: TraceSet | None, *, force: bool) 
             f"cost model: measured for target {model.pair.target!r} and drafter "
             f"{model.pair.drafter!r}; the log does not name its own"
         )
-    here = {"device": processor_name()}
-    for line in doubts(model, pair=None if traces is None else traces.fingerprint, here=here):
+    device = processor_name()
+    for line in doubts(model, pair=None if traces is None else traces.fingerprint, device=device):
         logger.warning("%s", line)
     return model
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specctl.errors import UsageError
 from specctl.lazy import Tensor, inference, torch
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
 from specctl.logs.positions import Bools, Ints, Positions, join_rows
@@ -71,11 +70,6 @@ class Summary:
     num_nodes: Ints  # `[R, D]` int32, draft nodes of depth <= d
     missing: Bools  # `[R, D]` bool, the log lacks a wanted expansion above depth d
 
-    @property
-    def depth(self) -> int:
-        """D."""
-        return int(self.path_rank.shape[1])
-
 
 def summarise(log: DenseLog, *, top_k: int, depth: int | None = None) -> Summary:
     """Reads a log once.
@@ -85,14 +79,8 @@ def summarise(log: DenseLog, *, top_k: int, depth: int | None = None) -> Summary
         depth: most levels; the log's by default.
     """
     levels = depth or log.support.depth
-    if top_k > log.support.top_k or levels > log.support.depth:
-        raise UsageError(
-            f"a static tree of depth {levels} and top_k {top_k} is larger than the log's, depth "
-            f"{log.support.depth} and top_k {log.support.top_k}",
-            hint=f"collect with --dense --depth {levels} --children {top_k}, or lower them",
-        )
     rule = BaseShape(levels, top_k, top_k, max_tokens=1)
-    return join_rows(list(map_chunks(log, partial(_of_chunk, rule), with_entropy=False)))
+    return join_rows(list(map_chunks(log, partial(_of_chunk, rule), ())))
 
 
 def static_outcomes(summary: Summary, depth: int, num_tokens: int) -> Outcomes:
@@ -101,12 +89,6 @@ def static_outcomes(summary: Summary, depth: int, num_tokens: int) -> Outcomes:
     The path nodes among the `num_tokens - 1` best of depth <= depth are accepted. Ranks rise along
     a path, so their count is the accepted length.
     """
-    if not (1 <= depth <= summary.depth and num_tokens >= 2):
-        raise UsageError(
-            f"a static tree of depth {depth} and {num_tokens} tokens is not in a summary of depth "
-            f"{summary.depth}",
-            hint="summarise a deeper log, or lower the depth",
-        )
     inside = summary.path_rank[:, depth - 1, :depth] < num_tokens
     accepted: Ints = np.minimum(inside.sum(1), summary.positions.remaining).astype(np.int32)
     missing = summary.missing[:, depth - 1]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,15 +53,6 @@ NODE = np.dtype(
 EMPTY = np.array((PAD, 0, 0.0, 0, -np.inf, 0.0, 0.0, False, False), NODE)
 
 
-class SubmittedBatch(NamedTuple):
-    """The trees that the budget of one round decides about: A positions, N slots."""
-
-    plan: Plan  # the shape's, after drafting
-    pool: DraftPool  # the submitted nodes alone; token ids are 0
-    submitted: Tensor  # `[A, N]` int64 indices into the pool, -1 padded
-    on_path: Tensor  # `[A, N]` bool
-
-
 @dataclass(frozen=True)
 class SubmittedNodes:
     """The submitted trees of R positions, flat, one after another."""
@@ -89,8 +79,13 @@ class SubmittedNodes:
         """`[R]` first node of each position."""
         return np.cumsum(self.size) - self.size
 
-    def batch(self, rows: Longs) -> SubmittedBatch:
-        """The trees of some positions side by side, padded to the largest."""
+    def batch(self, rows: Longs) -> tuple[Plan, DraftPool, Tensor, Tensor]:
+        """The trees of A positions side by side, padded to the largest, N slots.
+
+        Returns:
+            The shape's plan after drafting; the submitted nodes alone, token ids 0; `[A, N]` int64
+            indices into them, -1 padded; and `[A, N]` bool, on the path of the text.
+        """
         slots = np.arange(self.size[rows].max())
         valid = slots < self.size[rows, None]
         index = np.where(valid, self.start[rows, None] + slots, 0)
@@ -105,7 +100,7 @@ class SubmittedNodes:
         )
         submitted = torch.from_numpy(np.where(valid, slots, -1))
         plan = Plan(len(rows), plan_depth, stopped_at=stopped)
-        return SubmittedBatch(plan, pool, submitted, columns["on_path"])
+        return plan, pool, submitted, columns["on_path"]
 
 
 @dataclass(frozen=True)
@@ -144,19 +139,15 @@ class Submissions:
             return by_size
         if rule is None or not self.drafts:
             return lambda rows, _: (verified[rows], accepted[rows])
-        if self.nodes is None:
-            raise UsageError(
-                "a shared budget needs submissions with their trees",
-                hint="prepare them with keep_nodes",
-            )
+        assert self.nodes is not None, "made for a policy without a shared budget"
         nodes, remaining = self.nodes, torch.tensor(self.positions.remaining)
 
         @inference
         def shared(rows: Longs, batch_size: int) -> tuple[Longs, Longs]:
             del batch_size
-            batch = nodes.batch(rows)
-            kept = rule.share(batch.plan, batch.pool, batch.submitted)
-            taken = (batch.on_path.gather(1, kept.clamp(min=0)) & (kept >= 0)).sum(1) - 1
+            plan, pool, submitted, on_path = nodes.batch(rows)
+            kept = rule.share(plan, pool, submitted)
+            taken = (on_path.gather(1, kept.clamp(min=0)) & (kept >= 0)).sum(1) - 1
             return (kept >= 0).sum(1).numpy(), torch.minimum(taken, remaining[rows]).numpy()
 
         return shared
@@ -188,18 +179,13 @@ def shares(policy: Policy) -> bool:
     return not isinstance(policy.budget, PerRequest) and not isinstance(policy.shape, RootOnly)
 
 
-def submissions_of(
-    log: DenseLog, policies: Sequence[Policy], *, keep_nodes: bool = False
-) -> list[Submissions]:
-    """The submissions of every policy, in one pass over the log.
-
-    Args:
-        keep_nodes: keep the trees of all policies, for other budgets over the same shapes.
-    """
+def submissions_of(log: DenseLog, policies: Sequence[Policy]) -> list[Submissions]:
+    """The submissions of every policy, in one pass over the log; with trees under a shared
+    budget."""
     for policy in policies:
         check_replayable(policy.model_copy(update={"budget": PerRequest()}))
         learns = is_online(policy)
-        if (learns or isinstance(policy.shape, ChainSchedule)) and (keep_nodes or shares(policy)):
+        if (learns or isinstance(policy.shape, ChainSchedule)) and shares(policy):
             found = "learns from what the budget lets it verify" if learns else "asks for the batch"
             raise UsageError(
                 f"{policy.name} cannot be replayed under a shared budget: its shape, "
@@ -216,7 +202,7 @@ def submissions_of(
         if rule.memory_size:
             visited, found = walk_online(rule, chunk)
             return Submissions(policy, positions, found.spread(visited), rule.max_tokens)
-        outcomes, nodes, keeps = [], [], keep_nodes or shares(policy)
+        outcomes, nodes, keeps = [], [], shares(policy)
         for draft in logged_drafts(rule, chunk):
             outcomes.append(outcomes_at(draft))
             if keeps:
@@ -224,6 +210,6 @@ def submissions_of(
         trees = join_rows(nodes) if keeps else None
         return Submissions(policy, positions, join_rows(outcomes), rule.max_tokens, trees)
 
-    with_entropy = keep_nodes or any(shares(policy) for policy in policies)
+    with_entropy = any(map(shares, policies))
     parts = map_policies(log, policies, submit, with_entropy=with_entropy)
     return [join_rows(of) for of in zip(*parts, strict=True)]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specctl.formatting import Table, count, listed
+from specctl.formatting import count, listed
 from specctl.replay.acceptance import TraceFigures
 from specctl.replay.facts import PLAIN
 from specctl.replay.ladder.result import RUNNABLE, LadderResult, Rung
-from specctl.replay.tune.verdict import TuneResult
+from specctl.replay.tune.verdict import TuneResult, result_table, tune_notes
 from specctl.report.charts import Chart, Series
-from specctl.report.given import Given, RunScores
+from specctl.report.given import Given
 from specctl.report.page import Figure, Section
 from specctl.report.result_sections import BY_PROMPT
 from specctl.stats import Interval
@@ -59,15 +59,6 @@ class Point:
         kind = "plain" if self.label == PLAIN else self.kind
         return NAMES.get(kind, self.label.split(":")[0]) + self.marks
 
-    @classmethod
-    def of_rungs(cls, ladder: LadderResult) -> list[Point]:
-        """The rungs that can be run."""
-        return [
-            cls(r.label, r.mean_acceptance_length, r.against_plain, r.kind, ladder.marks(r.label))
-            for r in ladder.rungs
-            if r.kind in RUNNABLE
-        ]
-
 
 def recommendation(given: Given, figures: TraceFigures | None) -> Section:
     """The setting to run, by the strongest evidence given."""
@@ -75,19 +66,15 @@ def recommendation(given: Given, figures: TraceFigures | None) -> Section:
         return _from_tune(given, given.tune)
     if given.ladder is not None:
         return _from_ladder(given, given.ladder)
-    return Section("recommendation", missing=NONE_YET, marks=_of_traces(figures))
-
-
-def _of_traces(figures: TraceFigures | None) -> list[tuple[str, str]]:
-    """Figures of traces without times."""
-    if figures is None:
-        return []
-    of = "the policy that was logged" if figures.tree is None else figures.tree
-    first = figures.depths[0].conditional_prob
-    return [
-        (figures.tau.text(".2f"), f"tokens that one call of the target emits under {of}"),
-        (first.text(".0%"), "of the time the draft holds the target's next token"),
-    ]
+    marks = []
+    if figures is not None:
+        of = "the policy that was logged" if figures.tree is None else figures.tree
+        first = figures.depths[0].conditional_prob
+        marks = [
+            (figures.tau.text(".2f"), f"tokens that one call of the target emits under {of}"),
+            (first.text(".0%"), "of the time the draft holds the target's next token"),
+        ]
+    return Section("recommendation", missing=NONE_YET, marks=marks)
 
 
 def _from_tune(given: Given, tune: TuneResult) -> Section:
@@ -95,18 +82,6 @@ def _from_tune(given: Given, tune: TuneResult) -> Section:
     held_out, per_s = chosen.held_out, arrivals.arrival_rate_per_s
     offered = "a closed loop" if per_s is None else f"{per_s:g} requests/s"
     rate = f"tokens/s, predicted by the cost model ({objective.kind})"
-    columns = ("setting", "tokens/s, held out", "× plain", "× best static", "tokens per call")
-    rows = [
-        (
-            tune.marked(p.policy),
-            p.held_out.rate.text(".0f"),
-            p.held_out.against_plain.text(".2f"),
-            p.held_out.against.text(".3f"),
-            p.held_out.mean_acceptance_length.text(".2f"),
-        )
-        for p in tune.policies
-    ]
-    title = "Best static setting, best of each family, and plain decoding (ar)"
     unseen = "which the choice never saw"
     if tune.scored_on_training_prompts:
         unseen = f"on some of which {listed(tune.scored_on_training_prompts)} was fitted"
@@ -130,12 +105,12 @@ def _from_tune(given: Given, tune: TuneResult) -> Section:
         basis=f"Chosen among {count(tune.num_settings, 'setting')} on "
         f"{count(tune.num_prompts.train, 'prompt')}; n = "
         f"{count(tune.num_prompts.held_out, 'held-out prompt')}, {unseen}; "
-        f"{BY_PROMPT}. Objective: {objective.kind}, {objective.meaning}.",
-        tables=[Table(title, columns, rows)],
+        f"{BY_PROMPT}.",
+        tables=[result_table(tune)],
         notes=[
-            *tune.footnotes(),
+            *tune_notes(tune),
             f"Rates are the cost model's, for {offered} at batch size {arrivals.batch_size}; other "
-            f"loads may want another setting. {tune.approximations}",
+            "loads may want another setting.",
             NOT_ELSEWHERE,
         ],
         data=tune,
@@ -193,10 +168,10 @@ def _answer(
     ladder, run, shown = given.comparable_ladder, given.run, [*marks]
     if run is not None:
         place = f"when it ran on {run.facts.device}, {count(run.facts.num_prompts, 'prompt')}"
-        shown += [
-            (f"× {faster.text('.2f')}", f"{TIMES_PLAIN} {place}")
-            for faster in _measured(given, run)
-        ]
+        for one in run.policies:
+            of_tune = one.artifact_digest is not None and one.artifact_digest == given.artifact
+            if one.paired is not None and (of_tune or one.policy == given.setting):
+                shown.append((f"× {one.paired.speedup.text('.2f')}", f"{TIMES_PLAIN} {place}"))
     rungs = () if ladder is None else ladder.rungs
     limits = [rung for rung in rungs if rung.kind in LIMITS]
     shown += [(f"× {r.against_plain.text('.2f')}", LIMITS[r.kind]) for r in limits]
@@ -207,43 +182,37 @@ def _answer(
     if given.ladder is None:
         shown.append(("(no data supplied)", "the best possible: give --ladder ladder.json"))
     elif ladder is None:
-        other = "traces, times or load" if given.ladder_of_load is None else "prompts"
-        shown.append(("(not comparable)", f"the best possible: the ladder is of other {other}"))
-    known = {point.label for point in points}
-    others = [] if ladder is None else Point.of_rungs(ladder)
-    figures = [_picture(given, [*points, *(p for p in others if p.label not in known)], limits)]
-    apart = given.ladder_of_load if ladder is None else None
-    if apart is not None:
-        limits = [rung for rung in apart.rungs if rung.kind in LIMITS]
-        n = count(apart.num_prompts.held_out, "prompt")
-        of = f" The ladder, of {n}; the picture above is of others, so the two cannot be compared."
-        figures.append(_picture(given, Point.of_rungs(apart), limits, of))
+        other = "the ladder is of other traces, times, load or prompts"
+        shown.append(("(not comparable)", f"the best possible: {other}"))
+    if ladder is not None:
+        known = {point.label for point in points}
+        points = [
+            *points,
+            *(
+                Point(
+                    r.label,
+                    r.mean_acceptance_length,
+                    r.against_plain,
+                    r.kind,
+                    ladder.marks(r.label),
+                )
+                for r in rungs
+                if r.kind in RUNNABLE and r.label not in known
+            ),
+        ]
+    figure = _picture(given, points, limits)
     return Section(
         "recommendation",
         setting=given.setting,
         marks=shown,
         engines=given.engines,
-        figures=[figure for figure in figures if figure is not None],
+        figures=[] if figure is None else [figure],
         **words,
     )
 
 
-def _measured(given: Given, run: RunScores) -> Iterator[Interval]:
-    """The speed of the recommended setting over plain decoding's, if both ran."""
-    for one in run.policies:
-        of_tune = one.artifact_digest is not None and one.artifact_digest == given.artifact
-        if one.paired is not None and (of_tune or one.policy == given.setting):
-            yield one.paired.speedup
-
-
-def _picture(
-    given: Given, points: Sequence[Point], limits: Sequence[Rung], of: str = ""
-) -> Figure | None:
-    """Speed over acceptance for the settings, the best one and the estimated optimum.
-
-    Args:
-        of: sentence about the prompts; by default about the best setting's.
-    """
+def _picture(given: Given, points: Sequence[Point], limits: Sequence[Rung]) -> Figure | None:
+    """Speed over acceptance for the settings, the best one and the estimated optimum."""
     points = [p for p in points if p.tau.known and p.speed.known]
     if not points:
         return None
@@ -269,9 +238,8 @@ def _picture(
         f"{p.name} ({p.label}) {p.tau.value:.2f}, × {p.speed.value:.2f}" for p in drawn
     )
     caption = "Higher is faster, further right accepts more."
-    if given.tune is not None and not of:
-        of = " The best setting was chosen on training prompts; shown are held-out ones."
-    caption += of
+    if given.tune is not None:
+        caption += " The best setting was chosen on training prompts; shown are held-out ones."
     chart = Chart(
         f"Scatter of tokens per call and speed over plain decoding: {points_in_words}.",
         "tokens per call of the target",

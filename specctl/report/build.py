@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from specctl.errors import TraceMismatchError, UsageError
 from specctl.formatting import count, fixture_note, listed
 from specctl.replay.acceptance import TraceFigures
+from specctl.replay.cost.files import doubts
+from specctl.replay.cost.rates import LinearCost
 from specctl.report.answer import recommendation
 from specctl.report.given import Given
 from specctl.report.page import Page, Section
@@ -56,7 +58,7 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
                     f"{name} is of another pair: its {role} is {theirs}, not {ours}",
                     hint="report on traces and results of one pair",
                 )
-    warnings = [] if given.cost is None else list(given.cost.warnings)
+    warnings = [] if given.cost is None else doubts(given.cost)
     off = {r.check_error for r in given.results.values() if r.check_error is not None}
     warnings += [
         f"Times here are of a clock that was off by {error:+.0%} in its own check: its verdicts "
@@ -86,8 +88,16 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
 def _sections(figures: TraceFigures | None, given: Given) -> Iterator[Section]:
     """The answer, sections with data, sections without, and the caveats."""
     yield recommendation(given, figures)
-    found = [policies_section(given.replay), runs_section(given.run)]
-    found += [ladder_section(given.ladder), drift_section(given.drift)]
+    sources: dict[str, tuple[Any, Callable[[Any], Section], str]] = {
+        "policies": (given.replay, policies_section, "--results replay.json of specctl replay"),
+        "runs": (given.run, runs_section, "--run results.json of specctl run --compare"),
+        "ladder": (given.ladder, ladder_section, "--ladder ladder.json of specctl ladder"),
+        "drift": (given.drift, drift_section, "--drift drift.json of specctl drift"),
+    }
+    found = [
+        Section(key, missing=f"(no data supplied: give {option})") if of is None else section(of)
+        for key, (of, section, option) in sources.items()
+    ]
     if figures is None:
         found.append(Section("traces", missing="(no data supplied: give trace folders)"))
     else:
@@ -155,10 +165,6 @@ def _trace_caveats(figures: TraceFigures | None) -> Iterator[str]:
 
 
 def _result_caveats(figures: TraceFigures | None, given: Given) -> Iterator[str]:
-    if given.replay is not None:
-        marked = [p.policy for p in given.replay.policies if p.pooled.is_marked]
-        if marked:
-            yield f"Support under 99%, bounds given: {listed(marked)}."
     errors = {r.time_error for r in given.results.values() if r.time_error}
     if errors:
         texts = listed(f"{error:.1%}" for error in sorted(errors))
@@ -171,8 +177,14 @@ def _result_caveats(figures: TraceFigures | None, given: Given) -> Iterator[str]
             yield f"{name} was made from other traces, {results.traces_digest[:19]}."
         if given.cost is not None and results.cost_model != given.cost.digest:
             yield f"{name} was not made with the cost model named above."
-    if given.cost is not None:
-        yield given.cost.provenance
+    if isinstance(cost := given.cost, LinearCost):
+        yield f"Times come from a linear form by {cost.source}, not from a measurement here."
+        return
+    if cost is not None:
+        yield (
+            f"Times come from a cost model of {cost.hardware}, measured {cost.measured}, valid to "
+            f"{cost.expires}; held-out error: {cost.held_out_text}."
+        )
         return
     digests = {results.cost_model for results in given.results.values()} - {None}
     for digest in sorted(map(str, digests)):

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ConfigDict, Field
 
 from specctl.artifacts import PairFingerprint
 from specctl.engines.engine import EngineSettings
 from specctl.errors import UsageError
-from specctl.replay.cost.files import CostFacts
+from specctl.replay.cost.files import AnyCost
 from specctl.replay.facts import ResultRecord, TraceFacts, read_result
 from specctl.replay.ladder.result import LadderResult
 from specctl.replay.results import ReplayScores
@@ -79,7 +80,7 @@ class Given:
     tune: TuneResult | None = None
     run: RunScores | None = None
     drift: DriftScores | None = None
-    cost: CostFacts | None = None
+    cost: AnyCost | None = None
     artifact: str | None = None  # digest of the tuned policy, its name in `run`
     engines: Sequence[EngineSettings] = ()  # for the recommended setting
 
@@ -97,44 +98,43 @@ class Given:
         return None if self.ladder is None else self.ladder.to_run.label
 
     @property
-    def ladder_of_load(self) -> LadderResult | None:
-        """The ladder, if it has the tuning's traces, times and load."""
+    def comparable_ladder(self) -> LadderResult | None:
+        """The ladder, if it has the tuning's traces, times, load and prompts, so that figures
+        compare."""
         one, tune = self.ladder, self.tune
         if one is None or tune is None:
             return one
+        alike = ("traces_digest", "cost_model", "prompts_digest")
         load = (tune.load.batch_size, tune.load.arrival_rate_per_s)
-        alike = (one.traces_digest, one.cost_model) == (tune.traces_digest, tune.cost_model)
-        return one if alike and load == (one.batch_size, None) else None
-
-    @property
-    def comparable_ladder(self) -> LadderResult | None:
-        """`ladder_of_load`, if it has the tuning's prompts too, so that figures compare."""
-        one, tune = self.ladder_of_load, self.tune
-        is_same = one is None or tune is None or one.prompts_digest == tune.prompts_digest
-        return one if is_same else None
+        same = load == (one.batch_size, None)
+        return one if same and all(getattr(one, n) == getattr(tune, n) for n in alike) else None
 
 
-def read_given(
-    replay: Path | None = None,
-    ladder: Path | None = None,
-    tune: Path | None = None,
-    run: Path | None = None,
-    drift: Path | None = None,
-    cost: CostFacts | None = None,
-) -> Given:
-    """Reads results from files; `run` is `results.json`, with `run.json` beside it.
+KINDS: dict[str, type[ResultRecord]] = {
+    "replay": ReplayScores,
+    "ladder": LadderResult,
+    "tune": TuneResult,
+    "run": RunScores,
+    "drift": DriftScores,
+}
+"""Results by the verb that writes them."""
+
+
+def read_given(cost: AnyCost | None = None, **paths: Path | None) -> Given:
+    """Reads results from files.
+
+    Args:
+        paths: by verb; of `run` its `results.json`, with `run.json` beside it.
 
     Raises:
         InputError: a file cannot be read, or is no result of its verb; names the field.
     """
-    return Given(
-        replay=None if replay is None else read_result(replay, ReplayScores, "specctl replay"),
-        ladder=None if ladder is None else read_result(ladder, LadderResult, "specctl ladder"),
-        tune=None if tune is None else read_result(tune, TuneResult, "specctl tune"),
-        run=None if run is None else read_result(run, RunScores, "specctl run", _with_facts),
-        drift=None if drift is None else read_result(drift, DriftScores, "specctl drift"),
-        cost=cost,
-    )
+    found: dict[str, Any] = {}
+    for verb, path in paths.items():
+        if path is not None:
+            read = _with_facts if verb == "run" else Path.read_bytes
+            found[verb] = read_result(path, KINDS[verb], f"specctl {verb}", read)
+    return Given(**found, cost=cost)
 
 
 def _with_facts(path: Path) -> bytes:

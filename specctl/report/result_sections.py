@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from specctl.formatting import Table, count, listed, number
-from specctl.replay.ladder.result import LadderResult
-from specctl.replay.results import ReplayScores
+from specctl.replay.ladder.result import LadderResult, ladder_notes, ladder_table
+from specctl.replay.results import ReplayScores, replay_result
 from specctl.report.charts import Chart, Series
 from specctl.report.given import RunScores
 from specctl.report.page import Figure, Section
@@ -15,21 +15,20 @@ from specctl.watch.drift import DriftScores
 BY_PROMPT = "95% intervals resample prompts"
 
 
-def policies_section(replay: ReplayScores | None) -> Section:
+def policies_section(replay: ReplayScores) -> Section:
     """Policies side by side."""
-    if replay is None:
-        return Section(
-            "policies",
-            missing="(no data supplied: give --results replay.json of specctl replay)",
-        )
     figures = [policy.pooled for policy in replay.policies]
-    first, unseen = figures[0], [one for one in figures if replay.is_unseen(one.policy)]
-    reading = "Every policy was fitted on some of these prompts: none can be called the best."
-    if unseen:
-        fewest = min(unseen, key=lambda f: f.calls)
+    first = figures[0]
+    judged = [f for f in figures if replay.is_unseen(f.policy) and not f.is_marked]
+    reading = (
+        "Every policy was fitted on some of these prompts, or the log lacks it: none can be called "
+        "the best."
+    )
+    if judged:
+        fewest = min(judged, key=lambda f: f.calls)
         tau = fewest.tau.text(".2f")
         reading = f"{fewest.policy} needs the fewest calls, τ {tau} tokens per call"
-        rates = {f.policy: f.tokens_per_s for f in unseen if replay.can_win(f.policy)}
+        rates = {f.policy: f.tokens_per_s for f in judged if replay.can_win(f.policy)}
         timed = {label: rate for label, rate in rates.items() if rate is not None}
         if all(f.tokens_per_s is None for f in figures):
             reading += ". Without a cost model there are no times."
@@ -38,47 +37,24 @@ def policies_section(replay: ReplayScores | None) -> Section:
             reading += f"; {fastest} is fastest under the cost model, {rate.text('.0f')} tokens/s."
         else:
             reading += "; of none are the decisions timed, so none is called the fastest."
-    columns = ("policy", "calls", "verified", "τ", "tokens/s", "calls ×", "time ×", "support")
-    rows = [
-        (
-            replay.marked(f.policy) + ("*" if f.is_marked else ""),
-            f"{f.calls:,}",
-            f"{f.verified_tokens:,}",
-            f.tau.text(".2f"),
-            number(f.tokens_per_s, ".0f"),
-            *(number(f.against.get(name)) for name in ("calls", "time_us")),
-            f"{f.expansion_support:.2%}",
-        )
-        for f in figures
-    ]
+    result = replay_result(replay)
     return Section(
         "policies",
         reading=reading,
         basis=f"n = {count(first.num_prompts, 'prompt')}, {count(first.num_tokens, 'token')}; "
-        f"{BY_PROMPT}; × is relative to {replay.baseline}, paired by prompt.",
-        tables=[Table("Policies (* marks support under 99%)", columns, rows)],
+        f"{BY_PROMPT}.",
+        tables=result.tables,
         notes=[
-            *replay.footnotes(),
+            *result.lines,
             "Calls are the target's, verified are the tokens that it checked, support is the share "
             "of the draft expansions needed that the log holds.",
-        ]
-        + [
-            f"{f.policy} is marked: the log holds {f.expansion_support:.1%} of its expansions and "
-            f"{f.censored_share:.1%} of its rounds run out of it; its calls are bounded by "
-            f"{f.bounds['calls'].low:.0f} to {f.bounds['calls'].high:.0f}."
-            for f in figures
-            if f.is_marked
         ],
         data=replay,
     )
 
 
-def runs_section(run: RunScores | None) -> Section:
+def runs_section(run: RunScores) -> Section:
     """Measured policies, in wall time."""
-    if run is None:
-        return Section(
-            "runs", missing="(no data supplied: give --run results.json of specctl run --compare)"
-        )
     facts, same = run.facts, [one.policy for one in run.policies if one.equal_to_ar]
     reading = facts.verdict or "Plain decoding did not run, so there is no verdict on speed."
     if differ := [one.policy for one in run.policies if one.equal_to_ar is False]:
@@ -114,12 +90,8 @@ def runs_section(run: RunScores | None) -> Section:
     )
 
 
-def drift_section(drift: DriftScores | None) -> Section:
+def drift_section(drift: DriftScores) -> Section:
     """The evidence of a change over a watch, and the signals that moved."""
-    if drift is None:
-        return Section(
-            "drift", missing="(no data supplied: give --drift drift.json of specctl drift)"
-        )
     moved = [signal for signal in drift.signals if signal.moved]
     reading = f"{drift.policy}: no alarm, evidence at most {number(drift.most_wealth, '.2g')}."
     if (rang := drift.alarm_at) is not None:
@@ -185,51 +157,18 @@ def _evidence_figure(drift: DriftScores) -> Figure:
     return Figure(caption, chart)
 
 
-def ladder_section(ladder: LadderResult | None) -> Section:
+def ladder_section(ladder: LadderResult) -> Section:
     """Rungs from plain decoding to the optimum."""
-    if ladder is None:
-        return Section(
-            "ladder",
-            missing="(no data supplied: give --ladder ladder.json of specctl ladder)",
-        )
-    best, split = ladder.fastest, ladder.split
-    room = (
-        f"An estimate of the best any policy can do is {split.headroom.text('.0%')} above "
-        f"{ladder.best_static}."
+    reading = (
+        f"{ladder.fastest.label} is the fastest that can be run. An estimate of the best any "
+        f"policy can do is {ladder.split.headroom.text('.0%')} above {ladder.best_static}."
     )
-    reading = f"{best.label} is the fastest that can be run. {room}"
-    notes = [
-        *ladder.footnotes(),
-        f"Of the rate above R_feat, {split.drafter.text('.0f')} tokens/s are information "
-        "that the target has and the drafter's features lack, "
-        f"{split.irreducible.text('.0f')} tokens/s are known from the outcome alone.",
-        "R_feat and R_prob rest on fitted models and are estimates; R_clair and R_ceil are bounds.",
-        *(
-            f"{rung.label}: {rung.setting}."
-            for rung in ladder.rungs
-            if rung.setting not in ("", "as given", "no drafting")
-        ),
-    ]
-    columns = ("rung", "calls", "verified", "τ", "tokens/s", "× static", "gap closed")
-    rows = [
-        (
-            ladder.marked(r.label) + ("*" if r.is_marked else ""),
-            f"{r.calls:,}",
-            f"{r.verified_tokens:,}",
-            r.mean_acceptance_length.text(".2f"),
-            r.tokens_per_s.text(".0f"),
-            r.against_static.text(".2f"),
-            # A gap ends at the oracle.
-            number(None if r.kind in ("clairvoyant", "ceiling") else r.gap_closed, ".0%"),
-        )
-        for r in ladder.rungs
-    ]
     return Section(
         "ladder",
         reading=reading,
         basis=f"n = {count(ladder.num_prompts.held_out, 'held-out prompt')}, tuned and calibrated "
         f"on {ladder.num_prompts.train:,} others; batch size {ladder.batch_size}; {BY_PROMPT}.",
-        tables=[Table("The ladder (* marks support under 99%)", columns, rows)],
-        notes=notes,
+        tables=[ladder_table(ladder)],
+        notes=[*ladder_notes(ladder)],
         data=ladder,
     )

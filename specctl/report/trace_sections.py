@@ -24,23 +24,6 @@ def rows_of(figures: TraceFigures) -> str:
     return f"{count(figures.num_prompts, 'prompt')}, {count(figures.num_rows, noun)}"
 
 
-def reference(figures: TraceFigures) -> str:
-    """The rounds behind a figure, in words."""
-    if figures.tree is None:
-        return f"{count(figures.num_reference, 'live round')} with a draft"
-    return f"{count(figures.num_reference, 'round')} of {figures.tree}, replayed"
-
-
-def support_note(figures: TraceFigures) -> list[str]:
-    if not figures.num_unsupported:
-        return []
-    part = figures.num_unsupported / figures.num_reference
-    return [
-        f"In {part:.1%} of these rounds the log lacks an expansion that the tree needs: these "
-        "may have accepted more. Collect with nested support to remove that."
-    ]
-
-
 def depth_section(figures: TraceFigures) -> Section:
     """Conditional and marginal acceptance by depth."""
     depths = figures.depths
@@ -128,6 +111,15 @@ def category_section(figures: TraceFigures) -> Section:
         series=series,
         **BY_DEPTH,
     )
+    of = f"{count(figures.num_reference, 'live round')} with a draft"
+    if figures.tree is not None:
+        of = f"{count(figures.num_reference, 'round')} of {figures.tree}, replayed"
+    if figures.num_unsupported:
+        rough.append(
+            f"In {figures.num_unsupported / figures.num_reference:.1%} of these rounds the log "
+            "lacks an expansion that the tree needs: these may have accepted more. Collect with "
+            "nested support to remove that."
+        )
     rows = [
         (
             _name(c),
@@ -142,10 +134,10 @@ def category_section(figures: TraceFigures) -> Section:
     return Section(
         "category",
         reading=reading,
-        basis=f"n = {rows_of(figures)}; τ over {reference(figures)}; {BY_PROMPT}.",
+        basis=f"n = {rows_of(figures)}; τ over {of}; {BY_PROMPT}.",
         figures=[Figure("Marginal acceptance by depth and category.", chart)],
         tables=[Table("By category", columns, rows)],
-        notes=[*rough, *support_note(figures)],
+        notes=rough,
         data=found,
     )
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from specctl.artifacts.compatibility import Expectation
 from specctl.errors import PromptTooLongError, UsageError
 from specctl.policy import Policy
 from specctl.runtime.capture import GraphCounters, GraphSettings
@@ -33,9 +32,8 @@ from specctl.runtime.conversations import (
 )
 from specctl.runtime.decode import DecodeLoop, SharedMemory
 from specctl.runtime.load import Pair, expectation, load_pair
-from specctl.runtime.reload import TreeRoom, tree_room
-from specctl.runtime.requests import Metrics, Observer, OnTokens, Request, Sampling
-from specctl.runtime.runnable import check_decisions, runnable
+from specctl.runtime.requests import Metrics, Observer, Request, Sampling
+from specctl.runtime.runnable import TreeRoom, check_decisions, runnable, tree_room
 from specctl.runtime.words import resolve_policy, words_of
 
 if TYPE_CHECKING:
@@ -71,6 +69,9 @@ class Decoder:
         allow_mismatch: let `follow` load lossless artifacts of another pair, hardware, number
             format or batch size; each difference is logged.
 
+    Attributes:
+        graph_counters: of the last loop; zeros if its rounds are not captured.
+
     Raises:
         UsageError: this pair or this machine cannot run the policy, or not by these decisions.
     """
@@ -95,7 +96,7 @@ class Decoder:
         self.batch_size, self.observer, self.graphs = batch_size, observer, graphs
         self.allow_mismatch = allow_mismatch
         self._loop: DecodeLoop | None = None
-        self._counters = GraphCounters()
+        self.graph_counters = GraphCounters()
 
     def __repr__(self) -> str:
         name = words_of(self.policy) or self.policy.name
@@ -110,7 +111,6 @@ class Decoder:
         policy: str | Policy = "eagle2",
         device: str = "auto",
         dtype: str = "auto",
-        compile: bool = False,
         batch_size: int = 1,
         allow_lossy: bool = False,
         allow_mismatch: bool = False,
@@ -120,14 +120,14 @@ class Decoder:
         """Loads both models and the policy.
 
         Args:
-            target, drafter, device, dtype, compile: see `runtime.load.load_pair`.
+            target, drafter, device, dtype: see `runtime.load.load_pair`.
             policy: `ar`, `chain`, `eagle2` (with settings, `eagle2:depth=8`), an artifact
                 folder, or a `Policy`.
             allow_lossy: accept policies that change the target's distribution.
             batch_size, allow_mismatch, decisions, graphs: see `Decoder`; `allow_mismatch` also
                 holds for `policy`.
         """
-        pair = load_pair(target, drafter, device=device, dtype=dtype, compile=compile)
+        pair = load_pair(target, drafter, device=device, dtype=dtype)
         if isinstance(policy, str):
             expect = expectation(pair, batch_size, allow_mismatch=allow_mismatch)
             policy = resolve_policy(policy, expect, allow_lossy=allow_lossy).policy
@@ -197,18 +197,12 @@ class Decoder:
                 yield piece
 
     def converse(
-        self,
-        prompts: Sequence[ConversationPrompt],
-        settings: DecodeSettings,
-        on_tokens: OnTokens | None = None,
+        self, prompts: Sequence[ConversationPrompt], settings: DecodeSettings
     ) -> Iterator[Conversation]:
         """Decodes all prompts, yielding each when its last turn is answered.
 
         First turns are checked before decoding starts. A later turn without room ends its
         conversation and sets `is_cut`.
-
-        Args:
-            on_tokens: called with each request's new tokens as they are emitted.
 
         Raises:
             PromptTooLongError: a first turn leaves no room in the model's context.
@@ -219,7 +213,7 @@ class Decoder:
         for conversation in open_ones.values():
             loop.submit(next_request(tokenizer, conversation, settings))
         while loop.busy:
-            for done in loop.step(on_tokens):
+            for done in loop.step():
                 conversation = open_ones[done.request.prompt_id]
                 conversation.completions.append(done)
                 conversation.texts.append(decode_text(tokenizer, done.token_ids))
@@ -231,11 +225,6 @@ class Decoder:
                     except PromptTooLongError:
                         conversation.is_cut = True
                 yield open_ones.pop(done.request.prompt_id)
-
-    @property
-    def graph_counters(self) -> GraphCounters:
-        """Graph counters of the last loop; zeros if its rounds are not captured."""
-        return self._counters
 
     def loop(self, requests: Sequence[Request]) -> DecodeLoop:
         """A decode loop with room for these requests."""
@@ -275,18 +264,13 @@ class Decoder:
             decisions=self.decisions,
             memory=memory,
         )
-        self._counters = self._loop.graph_counters
+        self.graph_counters = self._loop.graph_counters
         return self._loop
 
     @property
     def tree_room(self) -> TreeRoom:
         """Memory that trees of this policy need."""
         return tree_room(self._rules.shape)
-
-    @property
-    def expectation(self) -> Expectation:
-        """Requirements on artifacts that run here: pair, machine, batch size."""
-        return expectation(self.pair, self.batch_size, allow_mismatch=self.allow_mismatch)
 
     def follow(self, source: str | Path, loop: DecodeLoop, *, interval_s: float = 5.0) -> Follower:
         """Has a loop's policy follow an artifact folder or a registry alias; see `runtime.follow`.
@@ -302,7 +286,8 @@ class Decoder:
         """
         from specctl.runtime.follow import Follower, source_of
 
-        return Follower(source_of(str(source), self.expectation), loop, interval_s=interval_s)
+        expect = expectation(self.pair, self.batch_size, allow_mismatch=self.allow_mismatch)
+        return Follower(source_of(str(source), expect), loop, interval_s=interval_s)
 
     def _requests(
         self, prompts: Sequence[Prompt], max_new_tokens: int, sampling: Sampling

@@ -39,7 +39,7 @@ from specctl.runtime.conversations import (
 from specctl.runtime.decode import SharedMemory
 from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
-from specctl.runtime.requests import Metrics, Observer, OnTokens, pooled
+from specctl.runtime.requests import Metrics, Observer, pooled
 from specctl.runtime.words import NamedPolicy
 from specctl.stats import (
     MIN_PROMPTS,
@@ -157,7 +157,6 @@ def compare_policies(
     decisions: Decisions = "auto",
     on_prompt: Callable[[str], None] | None = None,
     observer: Observer | None = None,
-    on_tokens: OnTokens | None = None,
 ) -> Comparison:
     """Decodes the prompts under every policy, in turns, after an unobserved warm-up.
 
@@ -168,7 +167,6 @@ def compare_policies(
     Args:
         decisions, observer: see `Decoder`.
         on_prompt: called with the id of every finished prompt.
-        on_tokens: called with each request's new tokens as they are emitted.
     """
     graphs = GraphSettings()
     graphs = replace(graphs, limit_bytes=graphs.limit_bytes // len(policies))
@@ -194,7 +192,7 @@ def compare_policies(
         for start in range(0, len(prompts), size):
             part, taken = prompts[start : start + size], {}
             for index in order.sample(range(len(decoders)), len(decoders)):
-                taken[index] = take_turn(decoders[index], part, settings, on_prompt, on_tokens)
+                taken[index] = take_turn(decoders[index], part, settings, on_prompt)
             finished.append([taken[index] for index in range(len(decoders))])
     except KeyboardInterrupt:
         if not finished:
@@ -228,10 +226,9 @@ def take_turn(
     prompts: Sequence[ConversationPrompt],
     settings: DecodeSettings,
     on_prompt: Callable[[str], None] | None,
-    on_tokens: OnTokens | None,
 ) -> Turn:
     finished, began = {}, time.perf_counter()
-    for conversation in decoder.converse(prompts, settings, on_tokens):
+    for conversation in decoder.converse(prompts, settings):
         finished[conversation.prompt.prompt_id] = conversation
         advance("decoded prompts")
         if on_prompt is not None:

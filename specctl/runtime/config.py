@@ -43,9 +43,6 @@ class ModelsConfig(Record):
     dtype: str = option(
         "auto", "auto (float32 on CPU, bfloat16 on CUDA), float32, bfloat16, float16", group="model"
     )
-    compile: bool = option(
-        False, "Have torch.compile fuse the target's norms and MLPs", group="model"
-    )
     threads: PositiveInt | None = option(
         None, "CPU threads of torch", default="torch's own choice", group="model"
     )
@@ -68,9 +65,7 @@ class ModelsConfig(Record):
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         drafter = None if self.drafter == "none" else self.drafter
-        return load_pair(
-            self.target, drafter, device=self.device, dtype=self.dtype, compile=self.compile
-        )
+        return load_pair(self.target, drafter, device=self.device, dtype=self.dtype)
 
 
 class DecodingConfig(ModelsConfig):

@@ -23,7 +23,6 @@ from specctl.runtime.cached_model import CachedModel, SlotCache
 from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.config import Decisions
 from specctl.runtime.drafter import Drafter
-from specctl.runtime.reload import TreeRoom, check_fits, check_lossless, rehearse, tree_room
 from specctl.runtime.requests import (
     Active,
     Completion,
@@ -37,8 +36,13 @@ from specctl.runtime.round import Round, RoundSetting
 from specctl.runtime.runnable import (
     Faults,
     Runnable,
+    TreeRoom,
     check_decisions,
+    check_fits,
+    check_lossless,
+    rehearse,
     runnable,
+    tree_room,
     with_fallback,
 )
 from specctl.runtime.sampling import Draw, gumbel_draw

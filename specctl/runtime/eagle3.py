@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from specctl.errors import CheckpointKeyError, CheckpointShapeError, ModelConfigError
 from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head
 
 log = logging.getLogger("specctl.models")
-LAYER_NAMES = {"official": "midlayer", "speculators": "layers.0"}
+LAYER_NAMES = ("midlayer", "layers.0")
+"""The layer in the official naming, and in that of speculators."""
 NORMS = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a constant that old files carry
 Shape = tuple[int, ...]
@@ -68,26 +68,6 @@ def load_eagle3(
     return head
 
 
-def save_eagle3(head: Eagle3Head, folder: Path, naming: str = "official") -> None:
-    """Writes `config.json` and `model.safetensors`; the embedding stays with the target."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    config, state = head.config, head.state_dict()
-    tensors: dict[str, Tensor] = {}
-    for name, part in parameter_parts(config).items():
-        names = [one.replace("layer.", LAYER_NAMES[naming] + ".", 1) for one in part]
-        pieces = state[name].split([shape[0] for shape in part.values()])
-        tensors |= dict(zip(names, pieces, strict=True))
-    if config.draft_vocab_size != config.vocab_size:
-        tensors |= {"d2t": head.d2t, "t2d": _members(head.target_ids.cpu(), config)}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    text = json.dumps(
-        config.to_dict(naming) | {"dtype": str(head.norm.dtype).removeprefix("torch.")}, indent=2
-    )
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
-
-
 def parameter_parts(config: Eagle3Config) -> dict[str, dict[str, Shape]]:
     """Names and shapes of the checkpoint's tensors, by the parameter of the head that stacks them.
 
@@ -124,7 +104,7 @@ def _read_tensors(folder: Path, shapes: dict[str, Shape]) -> dict[str, Tensor]:
         )
     tensors = {}
     for name, tensor in _load(path).items():
-        for prefix in LAYER_NAMES.values():
+        for prefix in LAYER_NAMES:
             if name.startswith(prefix + "."):
                 name = "layer" + name.removeprefix(prefix)
         if not name.endswith(_IGNORED_SUFFIX):
@@ -190,7 +170,7 @@ def _read_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config) -> Tensor
     is_sound = is_sound and len(torch.unique(ids)) == len(ids)
     if is_sound and member is not None:  # some heads are published without it
         _check_shape("t2d", member, (config.vocab_size,))
-        is_sound = torch.equal(_members(ids, config), member.bool())
+        is_sound = torch.equal(ids.sort().values, member.nonzero()[:, 0])
     if not is_sound:
         raise CheckpointShapeError(
             "EAGLE-3 vocabulary maps: d2t and t2d do not name the same distinct ids below "
@@ -198,8 +178,3 @@ def _read_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config) -> Tensor
             hint="rebuild d2t and t2d from the same token list",
         )
     return d2t.long()
-
-
-def _members(ids: Tensor, config: Eagle3Config) -> Tensor:
-    """`[V]` bool, the target's tokens that have a draft id."""
-    return torch.zeros(config.vocab_size, dtype=torch.bool).index_fill_(0, ids, value=True)

@@ -100,29 +100,6 @@ class Eagle3Config(BaseModel):
             norm_before_residual=bool(raw.get("norm_before_residual", False)),
         )
 
-    def to_dict(self, naming: str = "official") -> dict[str, Any]:
-        """The `config.json` for serving engines, with explicit layer ids in both places."""
-        shape = self.model_dump(
-            exclude={"aux_layer_ids", "norm_before_residual", "draft_vocab_size"}
-        )
-        shape |= {"rope_theta": self.rope_parameters["rope_theta"], "hidden_act": "silu"}
-        extra: dict[str, Any] = {"draft_vocab_size": self.draft_vocab_size}
-        extra |= {"norm_before_residual": True} if self.norm_before_residual else {}
-        if self.aux_layer_ids is not None:
-            ids = list(self.aux_layer_ids)
-            nested = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": ids}
-            extra |= {"eagle_aux_hidden_state_layer_ids": ids, "eagle_config": nested}
-        llama = {
-            "model_type": "llama",
-            "num_hidden_layers": 1,
-            "tie_word_embeddings": False,
-            **shape,
-        }
-        if naming == "speculators":
-            head = {"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"}
-            return {**head, "transformer_layer_config": llama, **extra}
-        return {"architectures": ["LlamaForCausalLMEagle3"], **llama, **extra}
-
     def resolve_aux_layers(self, num_target_layers: int) -> tuple[int, ...]:
         """The three target layers whose inputs are fused, low to high."""
         num = num_target_layers

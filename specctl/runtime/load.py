@@ -96,12 +96,7 @@ class Pair:
 
 
 def load_pair(
-    target: str,
-    drafter: str | None,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    compile: bool = False,
+    target: str, drafter: str | None, *, device: str = "auto", dtype: str = "auto"
 ) -> Pair:
     """Loads both models in one dtype, on one device or the target's layers spread over several.
 
@@ -112,16 +107,13 @@ def load_pair(
         device: `auto` (CUDA if present), `cpu`, `cuda`, `cuda:1`; or `cuda:0,cuda:1`, which spreads
             the target's layers and puts all else on the first.
         dtype: `auto` (float32 on the CPU, bfloat16 on CUDA) or a name of `DTYPES`.
-        compile: torch.compile fuses norms and MLPs of the target's layers.
 
     Raises:
         ModelError, UsageError: see `specctl.errors`.
     """
     devices = parse_devices(device)
     number = parse_dtype(dtype, devices[0])
-    if compile and len(devices) > 1:
-        raise UsageError(f"--compile works on one device, not on {device}")
-    loaded = load_target(target, devices, number, compile=compile)
+    loaded = load_target(target, devices, number)
     if drafter is None:
         return Pair(loaded, None, "none", NO_DIGEST)
     folder = model_folder(drafter, embedded_default="eagle3")
@@ -129,23 +121,13 @@ def load_pair(
     return Pair(loaded, load_drafter(folder, loaded, devices[0], number), drafter, digest, folder)
 
 
-def load_target(
-    name: str,
-    devices: Devices,
-    dtype: torch.dtype,
-    *,
-    compile: bool = False,
-) -> Target:
+def load_target(name: str, devices: Devices, dtype: torch.dtype) -> Target:
     """Loads a decoder-only checkpoint and its tokenizer."""
     folder = model_folder(name, embedded_default="target")
     digest = weights_digest(folder)
     tokenizer = load_tokenizer(folder)
     tokenizer.model_max_length = sys.maxsize  # the loop checks lengths; its warning would be noise
     model = CachedModel(_causal_lm(folder, devices, dtype))
-    if compile:  # all of a layer but attention; the first passes are slow
-        for part in (part for layer in model.layers for part in layer.children()):
-            if not any(name in type(part).__name__ for name in ("Attention", "Moe", "MoE")):
-                part.compile(dynamic=True)
     eos = getattr(model.model.generation_config, "eos_token_id", None)
     eos = tokenizer.eos_token_id if eos is None else eos
     eos_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)

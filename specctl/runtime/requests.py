@@ -291,7 +291,7 @@ class RoundRecord:
     submitted: Tensor  # `[B, N]` int64, pool index of every verified node, root first, -1 padded
     tree: TokenTree  # the verified nodes, `[B, N]`
     target_logits: Tensor  # `[B, N, V]` raw logits after each verified node
-    target_logp_source: Tensor
+    processed: Tensor
     """`[B, N, V]` logits after temperature, top-k and top-p, from which tokens were drawn;
     `target_logits` itself when greedy."""
     target_ids: Tensor  # `[B, N]` int64, the target's token after each verified node

@@ -31,7 +31,7 @@ from specctl.policy.families import shape_family
 from specctl.policy.growing import Growth, grow_tree
 from specctl.policy.ratio import DRAFT_STREAM
 from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule
-from specctl.policy.verification import AcceptanceRule, DraftLaw
+from specctl.policy.verification import AcceptanceRule, DraftDistribution
 from specctl.runtime.attention import PassTables
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.capture import (
@@ -293,7 +293,7 @@ class Round:
             return f"{setting.decisions} decides"
         if self.rules.acceptance.samples_drafts:
             return "draft tokens are drawn from the drafter"
-        if self.rules.acceptance.needs_draft_law:
+        if self.rules.acceptance.needs_draft_distribution:
             return "the acceptance needs the drafter's distribution"
         return not_by_kernels(self.policy.shape, self.rules.shape)
 
@@ -358,7 +358,7 @@ class Round:
                 rows.stable,
                 self._longest(1),
                 self.tables,
-                keep_logits=rules.acceptance.needs_draft_law,
+                keep_logits=rules.acceptance.needs_draft_distribution,
                 draw=partial(self._draw_drafts, rows) if rules.acceptance.samples_drafts else None,
             )
             view = grow_tree(shape, plan, source, rows.root_ids, watch, recent)
@@ -388,7 +388,7 @@ class Round:
 
     def _draft_distribution(
         self, rules: Runnable, source: DrafterSource, submitted: Tensor
-    ) -> DraftLaw:
+    ) -> DraftDistribution:
         """The processed distribution from which each submitted node was drafted."""
         drafter, num_rows = source.drafter, len(submitted)
         processed = logits = source.parent_logits(submitted).float()
@@ -398,7 +398,7 @@ class Round:
             row = self.tables.rows(num_rows, submitted.shape[1])
             processed = self.state.samplings.process(logits.flatten(0, 1), row).view_as(logits)
         vocabulary = torch.arange(drafter.vocab_size, device=submitted.device)
-        return DraftLaw(processed, drafter.to_target_ids(vocabulary))
+        return DraftDistribution(processed, drafter.to_target_ids(vocabulary))
 
     # verification
 
@@ -468,7 +468,7 @@ class Round:
             submitted=submitted,
             tree=tree,
             target_logits=logits,
-            target_logp_source=processed,
+            processed=processed,
             target_ids=verdict.target_ids[:num_rows],
             path=verdict.path[:num_rows],
             policy_digest=draft.rules.digest,

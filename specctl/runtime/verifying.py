@@ -25,7 +25,7 @@ from specctl.kernels.tree_build import BuiltTree, link_tree
 from specctl.kernels.verify_tree import Judged, RunnerUp, walk_tree
 from specctl.policy import Acceptance, Mars
 from specctl.policy.budgets import keep_first, rank_batch
-from specctl.policy.verification import DraftLaw, Outcome, StrictAcceptance, Verification
+from specctl.policy.verification import DraftDistribution, Outcome, StrictAcceptance, Verification
 from specctl.runtime.attention import Pass, PassTables
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter
@@ -46,7 +46,7 @@ class Draft:
     rules: Runnable  # of the draft: the policy's or its fallback's
     known: int | None = None  # tokens verified at most, if known on the host
     view: DraftPool | None = None  # a rule's pool, in memory of its own; None if kernels drafted
-    distribution: DraftLaw | None = None  # the drafter's, if the acceptance needs it
+    distribution: DraftDistribution | None = None  # the drafter's, if the acceptance needs it
 
 
 @dataclass(frozen=True)
@@ -229,12 +229,12 @@ class Verifier:
                     tree=output.token_tree(num_rows),
                     target_ids=target_ids,
                     logits=output.by_node(output.logits, num_rows),
-                    law=output.by_node(processed, num_rows),
+                    processed=output.by_node(processed, num_rows),
                     greedy=samplings.greedy[:num_rows],
                     seeds=samplings.seeds[:num_rows],
                     positions=rows.positions[:, None] + tree.depth,
                     memory=memory,
-                    draft_law=_padded(draft.distribution, tree.token_ids),
+                    drafted_from=_padded(draft.distribution, tree.token_ids),
                 )
             )
             acceptance, evidence = Judged(judged.admitted), judged.evidence
@@ -323,13 +323,13 @@ class Verifier:
         drafter.read(text, last, features)
 
 
-def _padded(law: DraftLaw | None, token_ids: Tensor) -> DraftLaw | None:
+def _padded(drafted: DraftDistribution | None, token_ids: Tensor) -> DraftDistribution | None:
     """Pads the drafter's distributions to the captured shape; padding is never read."""
-    if law is None or law.logits.shape[:2] == token_ids.shape:
-        return law
-    (rows, columns), (has_rows, has_columns) = token_ids.shape, law.logits.shape[:2]
+    if drafted is None or drafted.logits.shape[:2] == token_ids.shape:
+        return drafted
+    (rows, columns), (has_rows, has_columns) = token_ids.shape, drafted.logits.shape[:2]
     behind = (0, 0, 0, columns - has_columns, 0, rows - has_rows)
-    return replace(law, logits=pad(law.logits, behind))
+    return replace(drafted, logits=pad(drafted.logits, behind))
 
 
 @dataclass(frozen=True)

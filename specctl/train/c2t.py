@@ -41,8 +41,6 @@ class C2TReport(ScoredReport):
 def fit_c2t(source: LoggedNodes, prompt_ids: Iterable[str], config: C2TConfig) -> Fit[C2TReport]:
     """Fits the network and chooses beta on training prompts; reports on held-out ones.
 
-    Reads the log `scored.NUM_PASSES` times.
-
     Raises:
         UsageError: options contradict each other or the log's support, beta keeps nothing, or no
             beta reaches the recall.

@@ -1,6 +1,6 @@
 """`fit cart`: HeteroSpec's entropy bins (arXiv:2505.13254), from a `rounds` table.
 
-    rounds ─select_rounds─► Φ and labels ─partition─► edges ─► EntropyBins ─► report
+    rounds ─select_rounds─► Φ and labels ─find_edges─► edges ─► EntropyBins ─► report
 
 *Eligible* rounds were drafted by the base tree and have its Φ; shares and acceptance lengths are
 over these. *Used* rounds also pass the filter and have the label; the bins are fitted to these.
@@ -19,28 +19,27 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor
 
-from specctl.errors import TraceEmptyError, TraceMismatchError, TraceSchemaError, UsageError
+from specctl.errors import TraceEmptyError, TraceMismatchError, UsageError
 from specctl.features import ENTROPY_TOP_K, phi
 from specctl.formatting import Table, number
 from specctl.logs.logged_draft import LoggedDraft
-from specctl.logs.parquet import collected, decoding, scan_files
+from specctl.logs.parquet import collected, scan_files
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LiveLog, sampled
 from specctl.policy import EntropyBins, Policy, StaticTree, build_shape
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
-from specctl.records import Record, describe_violation
+from specctl.records import Record, describe_violation, floor_float32
 from specctl.runtime.twins import Port
 from specctl.runtime.words import resolve_policy, words_of
-from specctl.stats import Interval, Resamples, Split, split_prompts
+from specctl.stats import Floats, Interval, Resamples, Split, split_prompts
 from specctl.train.configs import CartConfig
-from specctl.train.partition import Phis, find_edges
 from specctl.train.positions import position_rows
 from specctl.train.report import Fit, FitReport, check_twin
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
 
-Bools = NDArray[np.bool_]
+Phis = NDArray[np.float32]
 Bins = NDArray[np.int64]
 USED = "used"
 INELIGIBLE = ("other_tree", "no_phi")
@@ -124,14 +123,13 @@ def fit_cart(traces: TraceSet, config: CartConfig, base: str | None = None) -> F
     return replace(fitted, notes=(f"base tree: {words_of(Policy(shape=tree))}",))
 
 
-def fit_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[CartReport]:
+def fit_rounds(rounds: pl.DataFrame, config: CartConfig) -> Fit[CartReport]:
     """Fits bins of Φ on the training prompts and reports on the held-out ones.
 
     CART may find fewer than 2^max_leaf_depth bins in few rounds; the report shows it.
 
     Raises:
         UsageError: options contradict each other.
-        TraceSchemaError: columns are missing.
         TraceEmptyError: too few prompts, rounds, or bins for the gammas.
     """
     import polars as pl
@@ -139,7 +137,7 @@ def fit_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[C
     frame, split, fates = select_rounds(rounds, config)
     used = frame.filter("used")
     phi, label = (used.filter(~used["held_out"])[name].to_numpy() for name in ("phi", "label"))
-    edges = find_edges(phi, label, config.max_leaf_depth, config)
+    edges = find_edges(phi, label, config)
     wanted = max(2, len(config.gammas))
     if len(edges) + 1 < wanted:
         raise TraceEmptyError(
@@ -189,6 +187,52 @@ def bins_of(phi: Phis, edges: tuple[float, ...] | list[float]) -> Bins:
     """`[n]` bin of each Φ, by the runtime's rule."""
     table = torch.tensor(edges, dtype=torch.float32)
     return entropy_bin(torch.from_numpy(phi.copy()), table).numpy()
+
+
+# --------------------------------------------------------------------------- edges
+
+
+def find_edges(phi: Phis, label: Floats, config: CartConfig) -> list[float]:
+    """Thresholds t by the configured method, ascending, nats: `Φ <= t` is to the left.
+
+    They are floored to float32, and at most 2^max_leaf_depth - 1.
+    """
+    depth, min_rows = config.max_leaf_depth, config.min_rows
+    if config.algorithm == "printed":
+        return sorted(printed_edges(phi, label, depth=depth, min_rows=min_rows))
+    from sklearn.tree import DecisionTreeRegressor
+
+    found = DecisionTreeRegressor(
+        max_depth=depth, min_samples_leaf=min_rows, random_state=config.seed
+    )
+    tree = found.fit(phi[:, None], label).tree_
+    return sorted(floor_float32(t) for t in tree.threshold[tree.feature == 0])
+
+
+def printed_edges(phi: Phis, label: Floats, *, depth: int, min_rows: int) -> list[float]:
+    """Thresholds of a greedy tree that minimises HeteroSpec's Eq. 2 as printed (arXiv:2505.13254).
+
+    The loss of a side is its share of the rows times its *summed* squared error, n_j/n · SSE_j,
+    where regression trees take SSE_j: it favours a small error on the larger side. Every node that
+    can be cut is cut; of equal cuts the lowest is taken. Thresholds are not sorted.
+    """
+    order = np.argsort(phi, kind="stable")
+    values, centred = phi[order], (label - label.mean())[order]
+    size = len(values)
+    left = np.arange(1, size)
+    fits = (values[1:] > values[:-1]) & (left >= min_rows) & (size - left >= min_rows)
+    if not depth or not fits.any() or np.ptp(centred) == 0:
+        return []
+    sums, squares = np.cumsum(centred), np.cumsum(centred**2)
+    of_left = squares[:-1] - sums[:-1] ** 2 / left
+    of_right = squares[-1] - squares[:-1] - (sums[-1] - sums[:-1]) ** 2 / (size - left)
+    loss = (left * of_left + (size - left) * of_right) / size
+    cut = int(np.where(fits, loss, np.inf).argmin()) + 1
+    below = printed_edges(values[:cut], centred[:cut], depth=depth - 1, min_rows=min_rows)
+    above = printed_edges(values[cut:], centred[cut:], depth=depth - 1, min_rows=min_rows)
+    # Never below the lower value, always below the higher one.
+    middle = floor_float32((float(values[cut - 1]) + float(values[cut])) / 2)
+    return [*below, middle, *above]
 
 
 # --------------------------------------------------------------------------- rounds
@@ -266,9 +310,9 @@ def rounds_to_fit(
 
 
 def select_rounds(
-    rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig
+    rounds: pl.DataFrame, config: CartConfig
 ) -> tuple[pl.DataFrame, Split, dict[str, int]]:
-    """Reads, filters, labels and splits a `rounds` table; raises as `fit_cart`.
+    """Filters, labels and splits a `rounds` table; raises as `fit_cart`.
 
     Returns:
         Eligible rounds: `phi` (nats), `label` of the configured kind, `tcr` (1-based rank),
@@ -282,15 +326,7 @@ def select_rounds(
             "--label accepted is the same in all rounds that --filter fully_accepted leaves",
             hint="use --filter all, or --label tcr",
         )
-    lazy = rounds.lazy()
-    with decoding("rounds table"):
-        missing = sorted(set(ROUND_COLUMNS) - set(lazy.collect_schema().names()))
-    if missing:
-        raise TraceSchemaError(
-            f"the table of rounds lacks the columns {', '.join(missing)}",
-            hint="collect the traces again with this version of specctl",
-        )
-    frame = collected(lazy.select(*ROUND_COLUMNS, _fate(config).alias("fate")))
+    frame = rounds.select(*ROUND_COLUMNS, _fate(config).alias("fate"))
     counts = dict(sorted(frame["fate"].value_counts().iter_rows()))
     listed = ", ".join(f"{reason} {count}" for reason, count in counts.items()) or "no rounds"
     eligible = frame.filter(~frame["fate"].is_in(INELIGIBLE))

@@ -20,7 +20,7 @@ from specctl.artifacts import Metric
 from specctl.artifacts.manifest import REPORT_JSON
 from specctl.durable import write_whole
 from specctl.formatting import Table, number
-from specctl.policy import Policy, policy_digest
+from specctl.policy import Policy, Strict, policy_digest
 from specctl.progress import progress
 from specctl.records import Record
 from specctl.runtime.load import Pair
@@ -34,11 +34,10 @@ from specctl.train.paired import (
     Opening,
     Plan,
     RunFolder,
-    answers_digest,
     compare_answers,
+    digest_of,
     losses_of,
     run_prompts,
-    strict_twin,
 )
 from specctl.train.report import Fit, FitReport
 
@@ -78,8 +77,7 @@ class Sweep:
 
     @cached_property
     def certificate(self) -> Certificate:
-        kind = self.contract.kind
-        return certify([losses_of(self.strict, one, kind) for one in self.relaxed], self.contract)
+        return certify([losses_of(self.strict, one) for one in self.relaxed], self.contract)
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
@@ -100,9 +98,11 @@ class Sweep:
     def digest(self) -> str:
         """`sha256:<hex>` of the judged texts."""
         policies, answers = (self.base, *self.policies), (self.strict, *self.relaxed)
-        return answers_digest(
-            {policy_digest(one): found for one, found in zip(policies, answers, strict=True)}
-        )
+        texts = {
+            policy_digest(policy): [[key, list(one.token_ids)] for key, one in sorted(of.items())]
+            for policy, of in zip(policies, answers, strict=True)
+        }
+        return digest_of(texts)
 
 
 def policies_of(config: RelaxedConfig, base: Policy) -> tuple[Policy, ...]:
@@ -121,10 +121,10 @@ def sweep(
     Args:
         base: shape and budget; its acceptance is replaced.
     """
-    base = strict_twin(base)
+    base = base.model_copy(update={"acceptance": Strict()})
     opening = face.opening(config, pair) if face.opening else None
     answers: list[Answers] = []
-    with progress("answers", (1 + len(config.settings)) * len(plan.prompts) * plan.num_seeds):
+    with progress("answers", (1 + len(config.settings)) * len(plan.prompts)):
         for policy in (base, *policies_of(config, base)):
             known = opening.unchanged(answers[-1], policy) if opening and answers else None
             answers.append(run_prompts(pair, policy, plan, folder, opening=opening, known=known))
@@ -156,7 +156,7 @@ def fit_relaxed(
     """
     denied = {*config.deny_token_ids, *pair.target.tokenizer.all_special_ids}
     config = config.model_copy(update={"deny_token_ids": tuple(sorted(denied))})
-    plan = Plan(prompts, runs.settings, runs.num_seeds, runs.batch_size)
+    plan = Plan(prompts, runs.settings, runs.batch_size)
     header = plan.header(pair.fingerprint)
     folder = RunFolder.open(runs.runs or place, header, resume=runs.resume)
     found = sweep(face, pair, base, plan, config, folder)
@@ -267,7 +267,7 @@ def judge(found: Sweep, face: Face, setup: dict[str, Any], folder: RunFolder) ->
     write_whole(folder.path / REPORT_JSON, report.json_bytes(), "report")
     found.certificate.require_any([f"{face.setting} {one:g}" for one in found.config.settings])
     assert found.chosen is not None, "a certified setting is chosen"
-    judged = sorted({prompt_id for prompt_id, _ in found.strict})
+    judged = sorted(found.strict)
     return Fit(found.policies[found.chosen], report, judged)
 
 
@@ -286,7 +286,7 @@ def report_of(found: Sweep, face: Face, setup: dict[str, Any]) -> FitReport[Swee
         metrics={} if index is None else _metrics(data.rows[index], face.setting),
         summary=(
             f"{data.num_prompts} prompts, {data.num_checked} with checkable answers",
-            f"contract: mean {contract.kind} loss at most {contract.max_loss:g} per prompt at "
+            f"contract: mean loss at most {contract.max_loss:g} per prompt at "
             f"confidence {contract.confidence:g}, all settings together",
             "acceptance: "
             + ", ".join(f"{name} {value}" for name, value in rule.items())
@@ -323,7 +323,7 @@ def _promise(row: SettingRow, setting: str, contract: Contract) -> str:
     """The sentence of the card about the certified promise."""
     return (
         f"Certified: at {setting} {row.setting:g}, at confidence {contract.confidence:g}, it loses "
-        f"at most {contract.max_loss:g} right answers per prompt ({contract.kind} loss) on prompts "
+        f"at most {contract.max_loss:g} right answers per prompt on prompts "
         f"like those it was judged on. Observed: {row.trial.mean_loss:.4g} over "
         f"{row.trial.num_prompts}."
     )

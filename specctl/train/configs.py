@@ -36,7 +36,6 @@ from specctl.records import (
 )
 from specctl.runtime.config import DecodingConfig
 
-LossKind = Literal["binary", "bounded", "net"]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 SEED: int = option(0, "Seed of the split by prompt and of all that draws")
 
@@ -79,10 +78,10 @@ class CartConfig(FitConfig):
     filter: Literal["fully_accepted", "all"] = option(
         "fully_accepted", "Rounds to fit to: fully_accepted (paper) or all"
     )
-    algorithm: Literal["cart", "printed", "exact"] = option(
+    algorithm: Literal["cart", "printed"] = option(
         "cart",
-        "How bins are cut: cart (greedy), printed (greedy by the paper's Eq. 2, which weighs a "
-        "side's squared error by its share once more) or exact (the least-squares optimum)",
+        "How bins are cut, greedily: cart, or printed (by the paper's Eq. 2, which weighs a side's "
+        "squared error by its share once more)",
     )
     path: Literal["cumulative", "conditional"] = option(
         "cumulative",
@@ -344,7 +343,6 @@ class Contract(Record):
         0.02, "Mean loss per prompt that may not be exceeded", gt=0, lt=1, group="common"
     )
     confidence: float = option(0.9, "Confidence of that promise", gt=0, lt=1)
-    kind: LossKind = "binary"  # see `train.contract.p_value_of`
 
     @property
     def level(self) -> float:
@@ -355,29 +353,10 @@ class Contract(Record):
 class PairedConfig(DecodingConfig):
     """Settings for answering prompts under each acceptance."""
 
-    loss: Literal["one-sided", "net"] = option(
-        "one-sided", "Loss: one-sided (right answers lost) or net (lost minus gained)"
-    )
-    num_seeds: PositiveInt = option(1, "Answers to each prompt, where they are sampled")
     runs: Path | None = option(
         None, "Folder that keeps every answer", default="OUT with .runs behind"
     )
     resume: bool = option(False, "Go on with a folder of the same runs")
-
-    @model_validator(mode="after")
-    def _seeds_differ(self) -> Self:
-        if self.num_seeds > 1 and not self.temperature:
-            raise UsageError(
-                f"--num-seeds {self.num_seeds} needs --temperature: greedy answers repeat"
-            )
-        return self
-
-    @property
-    def loss_kind(self) -> LossKind:
-        """The kind of loss, by `loss` and the number of answers."""
-        if self.loss == "net":
-            return "net"
-        return "binary" if self.num_seeds == 1 else "bounded"
 
 
 DENIED: Any = option(
@@ -451,13 +430,7 @@ class AdasdConfig(RelaxedConfig):
         min_length=1,
         group="common",
     )
-    variant: Literal["base", "A", "B", "C"] = option(
-        "base", "Acceptance threshold: base, A, B or C"
-    )
     min_samples: int = option(8, "Accepted and rejected tokens before the threshold acts", ge=0)
-    half_life: Annotated[float, Field(gt=0)] | None = option(
-        None, "Tokens after which one weighs half", default="never"
-    )
 
     @model_validator(mode="after")
     def _smallest_first(self) -> Self:

@@ -44,7 +44,7 @@ def opening_of(config: MarsConfig, pair: Pair) -> Opening:
             tree=record.tree,
             target_ids=record.target_ids,
             logits=record.target_logits,
-            law=record.target_logp_source,
+            processed=record.processed,
             greedy=torch.tensor(greedy, device=none.device),
             seeds=none,
             positions=record.tree.depth,

@@ -20,7 +20,6 @@ from specctl.train.cart import fit_cart
 from specctl.train.configs import FITS, FitConfig
 from specctl.train.echo import fit_echo
 from specctl.train.report import Fit, save_fit
-from specctl.train.scored import NUM_PASSES
 from specctl.train.survival import fit_survival
 
 
@@ -46,7 +45,8 @@ def run_fit(
         nodes = logged_nodes(traces, config.max_positions, config.seed)
         prompts = nodes.log.prompts or traces.prompt_ids
         fit: Any = fit_c2t if name == "c2t" else fit_survival
-        with progress("positions", NUM_PASSES * nodes.log.num_positions):
+        num_passes = 2 + config.held_out_frac  # both sides twice, and the control
+        with progress("positions", round(num_passes * nodes.log.num_positions)):
             return fit(nodes, prompts, config)  # type: ignore[no-any-return]
     with progress("positions", num_rows):
         if name == "hetero":

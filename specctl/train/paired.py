@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,7 +37,7 @@ from specctl.errors import (
     UsageError,
     reason_of,
 )
-from specctl.policy import Policy, Strict, policy_digest
+from specctl.policy import Policy, policy_digest
 from specctl.progress import advance
 from specctl.records import Record, canonical_json, describe_violation
 from specctl.runtime.api import Decoder
@@ -55,7 +55,7 @@ from specctl.stats import (
     recovery_ratio,
     share,
 )
-from specctl.train.configs import LossKind, PairedConfig
+from specctl.train.configs import PairedConfig
 
 HEADER = "runs.json"
 
@@ -65,7 +65,6 @@ class Answer(Record):
 
     prompt_id: str
     category: str
-    seed: int  # 0-based repetition; always 0 when greedy
     is_right: bool | None  # None if the prompt has no checkable answer
     token_ids: tuple[int, ...]  # emitted, EOS included
     calls: int
@@ -78,10 +77,6 @@ class Answer(Record):
     is_copied: bool  # copied from another policy's answer, not decoded
     wall_us: float  # decoding time, its share of a batch
 
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.prompt_id, self.seed
-
 
 class CheckedPrompt(ConversationPrompt, Protocol):
     """A prompt, with its right answer if there is one."""
@@ -90,19 +85,9 @@ class CheckedPrompt(ConversationPrompt, Protocol):
     def answer(self) -> str | None: ...
 
 
-def prompts_digest(prompts: Sequence[CheckedPrompt]) -> str:
-    """`sha256:<hex>` of the prompts and their right answers."""
-    rows = [[p.prompt_id, list(p.turns), p.answer, p.chat] for p in prompts]
-    return "sha256:" + hashlib.sha256(canonical_json(rows).encode()).hexdigest()
-
-
-def answers_digest(answers: Mapping[str, Mapping[tuple[str, int], Answer]]) -> str:
-    """`sha256:<hex>` of judged texts, given by the digest of their policy."""
-    texts = {
-        policy: [[*key, list(answer.token_ids)] for key, answer in sorted(found.items())]
-        for policy, found in answers.items()
-    }
-    return "sha256:" + hashlib.sha256(canonical_json(texts).encode()).hexdigest()
+def digest_of(facts: Any) -> str:
+    """`sha256:<hex>` of what the canonical JSON holds."""
+    return "sha256:" + hashlib.sha256(canonical_json(facts).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -144,12 +129,12 @@ class RunFolder:
             )
         return cls(path)
 
-    def answers(self, policy: Policy) -> dict[tuple[str, int], Answer]:
+    def answers(self, policy: Policy) -> dict[str, Answer]:
         """The finished answers of a policy."""
         path = self._file(policy)
         if not path.exists():
             return {}
-        found: dict[tuple[str, int], Answer] = {}
+        found: dict[str, Answer] = {}
         # The last line has no end if the process died while writing it.
         for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
             try:
@@ -159,7 +144,7 @@ class RunFolder:
                     f"line {number} of {path} is no answer: {describe_violation(error)}",
                     hint="remove that line and go on with --resume",
                 ) from error
-            found[answer.key] = answer
+            found[answer.prompt_id] = answer
         return found
 
     def append(self, policy: Policy, answer: Answer) -> None:
@@ -185,7 +170,8 @@ class RunFolder:
 
 # --------------------------------------------------------------------------- runs
 
-Answers = Mapping[tuple[str, int], Answer]
+Answers = Mapping[str, Answer]
+"""By prompt."""
 
 
 @dataclass(frozen=True)
@@ -197,18 +183,17 @@ class Plan:
 
     prompts: Sequence[CheckedPrompt]
     settings: DecodeSettings = field(default_factory=DecodeSettings)
-    num_seeds: int = 1
     batch_size: int = 1
 
     def header(self, pair: PairFingerprint) -> dict[str, Any]:
         """The facts that all answers of this plan share."""
+        prompts = [[p.prompt_id, list(p.turns), p.answer, p.chat] for p in self.prompts]
         return {
             "runs_version": 1,
             "pair": pair.model_dump(mode="json"),
-            "prompts_digest": prompts_digest(self.prompts),
+            "prompts_digest": digest_of(prompts),
             "max_new_tokens": self.settings.max_new_tokens,
             "sampling": vars(self.settings.sampling),
-            "num_seeds": self.num_seeds,
         }
 
     def setup(self, pair: Pair) -> dict[str, Any]:
@@ -222,7 +207,6 @@ class Plan:
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
-            "num_seeds": self.num_seeds,
             "batch_size": self.batch_size,
         }
 
@@ -262,11 +246,6 @@ class OpeningLog:
                 self.largest[request.prompt_id] = value
 
 
-def strict_twin(policy: Policy) -> Policy:
-    """The policy with point-mass verification."""
-    return policy.model_copy(update={"acceptance": Strict()})
-
-
 def run_prompts(
     pair: Pair,
     policy: Policy,
@@ -275,7 +254,7 @@ def run_prompts(
     *,
     opening: Opening | None = None,
     known: Answers | None = None,
-) -> dict[tuple[str, int], Answer]:
+) -> dict[str, Answer]:
     """Decodes the unfinished prompts under a policy; returns all its answers.
 
     Args:
@@ -287,41 +266,37 @@ def run_prompts(
 
     def keep(answer: Answer) -> None:
         folder.append(policy, answer)
-        done[answer.key] = answer
+        done[answer.prompt_id] = answer
         advance("answers")
 
     by_id = {prompt.prompt_id: prompt for prompt in plan.prompts}
     for key, answer in (known or {}).items():
-        if key not in done and answer.prompt_id in by_id:
+        if key not in done and key in by_id:
             keep(answer.model_copy(update={"is_copied": True}))
-    sampling = plan.settings.sampling
-    for seed in range(plan.num_seeds):
-        missing = [p for p in plan.prompts if (p.prompt_id, seed) not in done]
-        if not missing:
-            continue
-        watch = None if opening is None else OpeningLog(opening)
-        decoder = Decoder(pair, policy, batch_size=plan.batch_size, observer=watch)
-        settings = replace(plan.settings, sampling=sampling.for_request(sampling.seed + seed))
-        for talk in decoder.converse(missing, settings):
-            prompt = by_id[talk.prompt.prompt_id]
-            metrics = pooled(one.metrics for one in talk.completions)
-            wanted = prompt.answer
-            keep(
-                Answer(
-                    prompt_id=prompt.prompt_id,
-                    category=prompt.category,
-                    seed=seed,
-                    is_right=None if wanted is None else is_correct(talk.texts[-1], wanted),
-                    token_ids=tuple(t for one in talk.completions for t in one.token_ids),
-                    calls=metrics.calls,
-                    verified_tokens=metrics.verified_tokens,
-                    drafted_levels=metrics.drafted_levels,
-                    opening=None if watch is None else watch.largest.get(prompt.prompt_id),
-                    measure=opening.measure if opening else "",
-                    is_copied=False,
-                    wall_us=metrics.wall_us,
-                )
+    missing = [prompt for key, prompt in by_id.items() if key not in done]
+    if not missing:
+        return done
+    watch = None if opening is None else OpeningLog(opening)
+    decoder = Decoder(pair, policy, batch_size=plan.batch_size, observer=watch)
+    for talk in decoder.converse(missing, plan.settings):
+        prompt = by_id[talk.prompt.prompt_id]
+        metrics = pooled(one.metrics for one in talk.completions)
+        wanted = prompt.answer
+        keep(
+            Answer(
+                prompt_id=prompt.prompt_id,
+                category=prompt.category,
+                is_right=None if wanted is None else is_correct(talk.texts[-1], wanted),
+                token_ids=tuple(t for one in talk.completions for t in one.token_ids),
+                calls=metrics.calls,
+                verified_tokens=metrics.verified_tokens,
+                drafted_levels=metrics.drafted_levels,
+                opening=None if watch is None else watch.largest.get(prompt.prompt_id),
+                measure=opening.measure if opening else "",
+                is_copied=False,
+                wall_us=metrics.wall_us,
             )
+        )
     return done
 
 
@@ -339,21 +314,21 @@ class Comparison(Record):
     strict_accuracy: float | None
     difference: Interval
     recovery: Interval  # accuracy over the strict policy's, the paper's recovery ratio
-    lost: int  # answers that only the strict policy has right, over all seeds
+    lost: int  # answers that only the strict policy has right
     gained: int
     diverged: Interval  # share of texts that differ from the strict ones
 
 
 def compare_answers(strict: Answers, relaxed: Answers) -> Comparison:
-    """Figures of two complete sets of answers to the same prompts and seeds."""
+    """Figures of two complete sets of answers to the same prompts."""
     keys = sorted(strict)
     pairs = [(strict[key], relaxed[key]) for key in keys]
     ours, theirs = _speed(keys, relaxed), _speed(keys, strict)
-    right, strict_right = _right_frac(keys, relaxed), _right_frac(keys, strict)
+    right, strict_right = _right(keys, relaxed), _right(keys, strict)
     checked = [(s.is_right, r.is_right) for s, r in pairs if s.is_right is not None]
     num_diverged = sum(s.token_ids != r.token_ids for s, r in pairs)
     return Comparison(
-        num_prompts=len({prompt_id for prompt_id, _ in keys}),
+        num_prompts=len(keys),
         tokens_per_call=ratio_of_sums(*ours),
         speedup=ratio_of_ratios(ours, theirs),
         num_checked=len(right),
@@ -367,17 +342,13 @@ def compare_answers(strict: Answers, relaxed: Answers) -> Comparison:
     )
 
 
-def losses_of(strict: Answers, relaxed: Answers, kind: LossKind) -> Floats:
-    """`[n]` loss per prompt with a checkable answer, averaged over its seeds, in prompt order.
-
-    One-sided (`binary`, or `bounded` with several seeds): the strict answer was right and the
-    relaxed one is wrong. `net`: right answers lost minus right answers gained.
-    """
+def losses_of(strict: Answers, relaxed: Answers) -> Floats:
+    """`[n]` loss per prompt with a checkable answer, in prompt order: 1 if the strict answer was
+    right and the relaxed one is wrong, else 0."""
     keys = sorted(key for key, answer in strict.items() if answer.is_right is not None)
     if not keys:
         raise nothing_to_check()
-    change = np.array([bool(strict[k].is_right) - bool(relaxed[k].is_right) for k in keys], float)
-    return _by_prompt(keys, change if kind == "net" else np.maximum(change, 0.0))
+    return np.array([bool(strict[k].is_right) and not relaxed[k].is_right for k in keys], float)
 
 
 def judged_prompts(files: Sequence[str], config: PairedConfig) -> list[Any]:
@@ -400,23 +371,13 @@ def nothing_to_check() -> EvidenceError:
     )
 
 
-def _right_frac(keys: Sequence[tuple[str, int]], answers: Answers) -> Floats:
-    """Share of right answers over the seeds of each checkable prompt."""
-    checked = [key for key in keys if answers[key].is_right is not None]
-    right = np.array([bool(answers[key].is_right) for key in checked], float)
-    return _by_prompt(checked, right)
+def _right(keys: Sequence[str], answers: Answers) -> Floats:
+    """1 for each checkable prompt with a right answer, else 0."""
+    found = [answers[key].is_right for key in keys if answers[key].is_right is not None]
+    return np.array(found, float)
 
 
-def _speed(keys: Sequence[tuple[str, int]], answers: Answers) -> tuple[Floats, Floats]:
+def _speed(keys: Sequence[str], answers: Answers) -> tuple[Floats, Floats]:
     """Tokens emitted by rounds (all but the first, which prefill emits), and calls."""
     emitted = np.array([len(answers[key].token_ids) - 1 for key in keys], float)
-    calls = np.array([answers[key].calls for key in keys], float)
-    return _by_prompt(keys, emitted), _by_prompt(keys, calls)
-
-
-def _by_prompt(keys: Sequence[tuple[str, int]], values: Floats) -> Floats:
-    """Means over the seeds of each prompt."""
-    if not keys:
-        return values
-    _, owner = np.unique([prompt_id for prompt_id, _ in keys], return_inverse=True)
-    return np.bincount(owner, values) / np.bincount(owner)
+    return emitted, np.array([answers[key].calls for key in keys], float)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
-from specctl.logs.tree_log import DenseLog, LogChunk, map_chunks
+from specctl.logs.tree_log import ENTROPIES, DenseLog, LogChunk, map_chunks
 from specctl.policy.rules import ShapeRule
 
 if TYPE_CHECKING:  # slow to import
@@ -55,7 +55,7 @@ def position_rows(
     def label(chunk: LogChunk) -> pl.DataFrame:
         return _labelled(chunk, rule, columns)
 
-    table = pl.concat(map_chunks(dense, label, with_entropy=with_entropy))
+    table = pl.concat(map_chunks(dense, label, ENTROPIES if with_entropy else ()))
     rows = table.filter("is_whole").drop("is_whole")
     return PositionRows(rows, table.height - rows.height)
 

@@ -131,7 +131,6 @@ def save_fit(
     trace_digest: str,
     *,
     domain: Domain | None = None,
-    parent: str | None = None,
     snapshots: Sequence[str] = (),
 ) -> Artifact:
     """Writes the artifact of a fit, after checking its twin.
@@ -139,7 +138,6 @@ def save_fit(
     Args:
         trace_digest: `sha256:<hex>` of the data that it was fitted to.
         domain: the conditions of the evidence; None if unknown.
-        parent: digest of the artifact that it descends from.
         snapshots: of each trace set that it was fitted to.
 
     Raises:
@@ -159,7 +157,6 @@ def save_fit(
         evidence=report.evidence(trace_digest, fit.fitted_on),
         fit={"kind": report.kind, **report.config},
         domain=domain,
-        parent=parent,
     )
     return save_artifact(
         folder,

@@ -37,8 +37,6 @@ from specctl.train.configs import ScoredConfig, check_sizes
 from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, trace_curve
 from specctl.train.report import Fit, FitReport, check_twin
 
-NUM_PASSES = 5
-"""Passes over the log: rows and thresholds of both sides, and the control."""
 RECALLS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Shares of accepted tokens at which policies are compared."""
 TWIN_TOLERANCE = 1e-5

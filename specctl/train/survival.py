@@ -65,8 +65,6 @@ def fit_survival(
 ) -> Fit[SurvivalReport]:
     """Fits the table on training prompts; reports on held-out ones.
 
-    Reads the log `scored.NUM_PASSES` times.
-
     Raises:
         UsageError: the traces lack the text, or all draft probabilities are equal.
         TraceEmptyError: too few prompts, or labels of one kind.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +32,7 @@ from specctl.runtime.words import resolve_policy
 from specctl.stats import MIN_PROMPTS, Interval, Number, Resamples, first_over_second
 from specctl.watch.alarm import LEAST_ALPHA, likeliest_change, p_values, wealth
 from specctl.watch.price import Price, check_pair, price
-from specctl.watch.signals import REST, Prompts, in_units, over, read_prompts, watched
+from specctl.watch.signals import REST, Prompts, Terms, in_units, over, read_prompts, watched
 
 CURVE_POINTS = 200
 """Points of the evidence curve in JSON."""
@@ -231,7 +230,7 @@ def watch_traces(
         parts.append("No alarm: --dense was not looked at.")
     elif recent is not None:
         since = found.foremost.since.index
-        cost = price(since, known, stream, recent, deployed, before=before, cost_model=cost_model)
+        cost = price(since, known, stream, recent, deployed, cost_model)
         parts += cost.shown()
     scores = DriftScores(
         **dict(found),
@@ -268,9 +267,8 @@ def watch(
             f"there are {num_reference} and {num}",
             hint="collect more, or name other traces as --reference",
         )
-    ranks, terms = ranks_of(reference, stream, seed), watched(reference, stream)
-    own = {group: wealth(np.stack([*found.values()], 1)) for group, found in ranks.items()}
-    whole = whole_wealth(own)
+    terms = watched(reference, stream)
+    ranks, own, whole = evidence(terms, seed)
     resamples, signals = Resamples.draw(num_reference + num), list[DriftSignal]()
     for group, found in ranks.items():
         for at, (name, p) in enumerate(found.items()):
@@ -324,24 +322,22 @@ def _around(resamples: Resamples, terms: Floats, place: int) -> tuple[Interval, 
     return sides[0], sides[1]
 
 
-def ranks_of(reference: Prompts, stream: Prompts, seed: int) -> dict[str, dict[str, Floats]]:
-    """The p-values `[n]` of every signal, by group and name."""
-    return {
+def evidence(
+    terms: Terms, seed: int
+) -> tuple[dict[str, dict[str, Floats]], dict[str, Floats], Floats]:
+    """The p-values `[n]` of every signal by group and name, the wealth `[n, signals]` of the bets
+    on each by group, and the wealth `[n]` of all: the mean over groups of the mean over signals."""
+    ranks = {
         group: {
             name: p_values(
-                over(pair[0]),
-                over(pair[1]),
-                np.random.default_rng((seed, zlib.crc32(name.encode()))),
+                over(before), over(since), np.random.default_rng((seed, zlib.crc32(name.encode())))
             )
-            for name, pair in of_group.items()
+            for name, (before, since) in of_group.items()
         }
-        for group, of_group in watched(reference, stream).items()
+        for group, of_group in terms.items()
     }
-
-
-def whole_wealth(own: Mapping[str, Floats]) -> Floats:
-    """`[n, ...]`: the mean over groups of the mean over their signals, `[n, signals, ...]`."""
-    return np.asarray(np.mean([of_group.mean(1) for of_group in own.values()], 0))
+    own = {group: wealth(np.stack([*found.values()], 1)) for group, found in ranks.items()}
+    return ranks, own, np.mean([of_group.mean(1) for of_group in own.values()], 0)
 
 
 def prometheus(drift: Drift, policy: str) -> str:

@@ -16,28 +16,21 @@ import numpy as np
 
 from specctl.errors import ClockError, TraceMismatchError
 from specctl.formatting import count
-from specctl.logs.positions import Positions
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog, LogChunk, map_chunks
 from specctl.policy import Policy
-from specctl.policy.families import shape_family
 from specctl.replay.config import TuneConfig
 from specctl.replay.facts import ResultRecord
-from specctl.replay.outcomes import text_columns
-from specctl.replay.rounds import replay_chunk
 from specctl.replay.tune.tuning import prepare
 from specctl.stats import (
     MIN_PROMPTS,
     UNKNOWN,
-    Floats,
     Interval,
     Resamples,
     first_over_second,
     split_prompts,
-    sums_by,
 )
 from specctl.watch.recalibrate import compare
-from specctl.watch.signals import Prompts, read_prompts
+from specctl.watch.signals import COLUMNS, Prompts, read_prompts
 
 HELD_OUT = 0.5
 
@@ -48,11 +41,6 @@ class Price(ResultRecord):
     num_prompts: int  # dense prompts since the change
     tokens_per_call: Interval = UNKNOWN
     tokens_per_call_kept: Interval = UNKNOWN  # over the prompts before
-    recall: Interval = UNKNOWN
-    """Share that the policy verified of the offered draft tokens that the target accepts."""
-    recall_before: Interval | None = None  # on the dense reference, if any
-    rate_kept: Interval | None = None
-    """Tokens/s since over tokens/s on the dense reference; None without it or a cost model."""
     static: str | None = None  # label of the best static setting
     static_over_deployed: Interval | None = None
     why_not: str | None = None  # reason for missing figures
@@ -66,15 +54,6 @@ class Price(ResultRecord):
                 f"{self.tokens_per_call.text('.2f')}, × "
                 f"{self.tokens_per_call_kept.text('.2f')} of before."
             )
-        if self.recall.known:
-            known = self.recall_before
-            before = "" if known is None else f", {known.text('.2f')} on the dense reference"
-            lines.append(
-                "Recall of its gates and limits (of the offered tokens that the target accepts, "
-                f"the share that it verified): {self.recall.text('.2f')}{before}."
-            )
-        if self.rate_kept is not None:
-            lines.append(f"Speed by the cost model: × {self.rate_kept.text('.2f')} of before.")
         if self.static_over_deployed is not None:
             lines.append(
                 f"{self.static}, the best static setting of some of them, is on the others "
@@ -89,8 +68,6 @@ def price(
     stream: Prompts,
     traces: TraceSet,
     policy: Policy,
-    *,
-    before: TraceSet | None = None,
     cost_model: Path | None = None,
 ) -> Price:
     """The cost of a change.
@@ -102,7 +79,6 @@ def price(
         since: unit of the stream.
         reference: prompts before the watch.
         traces: dense traces of the traffic.
-        before: traces of the reference, None for the traffic's own; a speed needs dense ones.
         cost_model: None for counts alone.
 
     Raises:
@@ -115,68 +91,52 @@ def price(
         return Price(num_prompts=0, why_not=f"No price: {error}.")
     index = dict.fromkeys(reference.ids, -1) | {name: at for at, name in enumerate(stream.ids)}
     began = str(stream.finished[start])
-    recent = np.array(
-        [
-            index[name] >= start if name in index else time >= began
-            for name, time in zip(dense.ids, dense.finished, strict=True)
-        ]
-    )
-    found, num = dense.take(recent), int(recent.sum())
-    ours = _terms(found)
-    theirs = np.concatenate([_terms(reference), _terms(stream.take(slice(start)))])
-    names = [str(name) for name in found.ids]
-    is_dense = before is not None and "dense" in before.header.collect
-    one = Price(
-        num_prompts=num,
-        tokens_per_call=Resamples.draw(num).interval(ours, first_over_second) if num else UNKNOWN,
-        tokens_per_call_kept=_over(ours, theirs, first_over_second),
-        recall=_recall(traces, policy, names),
-        recall_before=_recall(before, policy, before.prompt_ids) if before and is_dense else None,
-    )
-    why_not = None
+    recent = [
+        index[name] >= start if name in index else time >= began
+        for name, time in zip(dense.ids, dense.finished, strict=True)
+    ]
+    found, num = dense.take(np.array(recent, bool)), sum(recent)
     if num < MIN_PROMPTS:
         few = f"too few to say what it costs ({MIN_PROMPTS} are needed)"
         why_not = f"Only {count(num, 'dense prompt')} since the change: {few}."
-    elif cost_model is None:
-        why_not = "Without --cost-model there are no times."
+        return Price(num_prompts=num, why_not=why_not)
+    before = np.concatenate([reference.sums, stream.take(slice(start)).sums])
+    terms = [COLUMNS.index(name) for name in ("tokens", "calls")]
+    sides = (found.sums[:, terms], before[:, terms])
+    resamples = [Resamples.draw(len(side), seed=at) for at, side in enumerate(sides)]
+    now, then = (
+        first_over_second(draws.drawn(side)) for draws, side in zip(resamples, sides, strict=True)
+    )
+    counted = Price(
+        num_prompts=num,
+        tokens_per_call=resamples[0].read(now),
+        tokens_per_call_kept=resamples[0].read(now / then),
+    )
+    if cost_model is None:
+        in_time: dict[str, Any] = {"why_not": "Without --cost-model there are no times."}
     elif num < 2 * MIN_PROMPTS:
         few = "are too few to choose a static setting on and judge it"
-        why_not = f"{num} dense prompts since the change {few}."
-    if why_not is not None:
-        return one.model_copy(update={"why_not": why_not})
-    in_time = _in_time(traces, names, policy, before if is_dense else None, cost_model)
-    return one.model_copy(update=in_time)
+        in_time = {"why_not": f"{num} dense prompts since the change {few}."}
+    else:
+        in_time = _in_time(traces, [str(name) for name in found.ids], policy, cost_model)
+    return counted.model_copy(update=in_time)
 
 
 def _in_time(
-    traces: TraceSet, names: Sequence[str], policy: Policy, before: TraceSet | None, cost: Any
+    traces: TraceSet, names: Sequence[str], policy: Policy, cost_model: Path
 ) -> dict[str, Any]:
     """The fields of a `Price` with times: one half of the prompts chooses a static setting, the
     other judges it."""
     try:
-        tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost)
+        tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost_model)
     except ClockError as error:
         return {"why_not": f"No price in time: {error}."}
     split = split_prompts(names, held_out_frac=HELD_OUT, seed=0)
     tuning = replace(tuning, search=replace(tuning.search, split=split))
-    static = compare(tuning, policy, policy.name)
-    if static.lacking:
-        return {"why_not": f"No price in time: {static.lacking}."}
-    kept = None
-    if before is not None:
-        [now] = tuning.evaluator([policy], names)
-        known = replace(tuning.evaluator, log=DenseLog.open(before))
-        [then] = known([policy], before.prompt_ids)
-        ours, theirs = (
-            np.stack([sums.columns["decoded"], sums.columns["request_us"]], 1)
-            for sums in (now, then)
-        )
-        kept = _over(ours, theirs, first_over_second)
-    return {
-        "rate_kept": kept,
-        "static": static.static,
-        "static_over_deployed": static.against_deployed,
-    }
+    found = compare(tuning, policy, policy.name)
+    if found.lacking:
+        return {"why_not": f"No price in time: {found.lacking}."}
+    return {"static": found.static, "static_over_deployed": found.against_deployed}
 
 
 def check_pair(traces: TraceSet, served: TraceSet, option: str) -> TraceSet:
@@ -200,42 +160,3 @@ def check_pair(traces: TraceSet, served: TraceSet, option: str) -> TraceSet:
             hint=f"name traces of the same limit: specctl collect --max-new-tokens {shown[0]}",
         )
     return traces
-
-
-def _recall(traces: TraceSet, policy: Policy, prompts: Sequence[str]) -> Interval:
-    """Share that a policy verified of the draft tokens that a dense log offers and the target
-    accepts, over the policy's rounds of some prompts."""
-
-    def counted(chunk: LogChunk) -> tuple[Positions, Floats]:
-        run = replay_chunk(policy, chunk, with_bounds=False)
-        offered = np.minimum(chunk.matched[run.visited], run.remaining)
-        kept = np.minimum(run.outcomes.accepted, offered)
-        prompt, num = run.positions.prompt[run.request], len(run.positions.prompt_ids)
-        return run.positions, sums_by(prompt, num, [kept, offered])
-
-    part, sums = DenseLog.open(traces).only(prompts), dict[str, Any]()
-    reads: Any = {
-        "with_entropy": shape_family(policy.shape).reads_entropy,
-        "extra": text_columns([policy]),
-    }
-    for positions, rows in map_chunks(part, counted, **reads):
-        for name, row in zip(positions.prompt_ids, rows, strict=True):
-            sums[name] = sums.get(name, 0.0) + row
-    if not sums:
-        return UNKNOWN
-    return Resamples.draw(len(sums)).interval(np.stack([*sums.values()]), first_over_second)
-
-
-def _terms(prompts: Prompts) -> Floats:
-    """`[P, 2]` tokens and calls per prompt."""
-    return np.stack([prompts.column(name) for name in ("tokens", "calls")], 1)
-
-
-def _over(ours: Floats, theirs: Floats, figure: Any) -> Interval:
-    """A figure of some prompts over that of other, independent prompts."""
-    if not len(ours):
-        return UNKNOWN
-    sides = [Resamples.draw(len(one), seed=at) for at, one in enumerate((ours, theirs))]
-    mine, other = (draws.drawn(one) for draws, one in zip(sides, (ours, theirs), strict=True))
-    is_enough = all(draws.is_enough for draws in sides)
-    return replace(sides[0], is_enough=is_enough).read(figure(mine) / figure(other))

@@ -17,18 +17,17 @@ from specctl.engines.export import engine_options
 from specctl.errors import UsageError
 from specctl.formatting import Table
 from specctl.logs.trace_set import TraceSet, domain_of
-from specctl.policy import JensenShannon, Mars, Policy, Strict, as_chain, policy_digest
+from specctl.policy import Policy, Strict, as_chain, policy_digest
 from specctl.policy.families import family_of, parse_policy
 from specctl.records import Record, canonical_json
 from specctl.replay.config import TuneConfig
 from specctl.replay.facts import MARKED_BELOW, PLAIN, to_time
 from specctl.replay.metrics import Measure
-from specctl.replay.rounds import check_held, replay
+from specctl.replay.rounds import check_held
 from specctl.replay.static import is_static
 from specctl.replay.tune.candidates import STATIC
-from specctl.replay.tune.publish import publish
 from specctl.replay.tune.search import resample
-from specctl.replay.tune.tuning import Tuned, Tuning, prepare
+from specctl.replay.tune.tuning import Tuned, Tuning, prepare, publish
 from specctl.replay.tune.verdict import TuneResult
 from specctl.runtime.words import NamedPolicy, words_of, words_of_part
 from specctl.stats import Interval
@@ -184,7 +183,7 @@ def families_to_search(policy: Policy, manifest: Manifest | None) -> tuple[str, 
         raise UsageError(
             f"{policy.name} cannot be recalibrated: its acceptance, {policy.acceptance.kind}, "
             "changes the text, so the log cannot be replayed",
-            hint=_certifying(policy, manifest),
+            hint=_certifying(policy),
         )
     fit = {} if manifest is None or manifest.fit is None else manifest.fit
     if fit.get("kind") == "tune":
@@ -209,19 +208,13 @@ def _without_searched(part: Record) -> str | None:
     return ":".join(one for one in words.split(":") if one.partition("=")[0] not in searched)
 
 
-def _certifying(policy: Policy, manifest: Manifest | None) -> str:
-    """The command that certifies a lossy policy again, under its own contract."""
-    acceptance = policy.acceptance
-    contract: Any = ((manifest and manifest.fit) or {}).get("contract") or {}
-    promised = {name: contract[name] for name in ("max_loss", "confidence") if name in contract}
-    if not isinstance(acceptance, Mars | JensenShannon):
+def _certifying(policy: Policy) -> str:
+    """The command that judges a lossy policy, by running it."""
+    verb = {"mars": "mars", "adasd_accept": "adasd"}.get(policy.acceptance.kind)
+    if verb is None:
         return f"measure it: specctl run RECENT.jsonl --compare ar,chain,{policy.name}"
-    rule = acceptance.model_dump(exclude={"kind", "deny_token_ids"}, exclude_none=True)
-    swept = {"theta": "thetas", "max_threshold": "clips"}
-    options = {"shape": words_of(Policy(shape=policy.shape)) or "SHAPE", **rule, **promised}
-    given = (f"--{swept.get(n, n).replace('_', '-')} {v}" for n, v in options.items())
-    verb = f"specctl fit {acceptance.kind.removesuffix('_accept')}"
-    command = f"{verb} RECENT.jsonl {' '.join(given)} -o again"
+    shape = words_of(Policy(shape=policy.shape)) or "SHAPE"
+    command = f"specctl fit {verb} RECENT.jsonl --shape {shape} -o again"
     return f"certify it on recent prompts with answers: {command}; then specctl registry push again"
 
 
@@ -235,29 +228,25 @@ def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
     Raises:
         TraceMismatchError: the log lacks support for the deployed policy, see `check_held`.
     """
-    part, what = tuning.evaluator.log.only(tuning.search.split.held_out), f"replay of {label}"
-    [rounds] = replay(part, [Policy(shape=deployed.shape)], with_bounds=False)
-    check_held(part, deployed, rounds.outcomes.support, what)
+    search, prompts = tuning.search, tuning.search.split.held_out
+    known = tuning.evaluator([deployed], prompts, search.num_runs)
+    check_held(tuning.evaluator.log, deployed, known[0].support, f"replay of {label}")
     tuned = tuning.run()
     result = tuned.result
     chosen, static = (
         next(one for one in result.policies if one.policy == name)
         for name in (result.winner_on_train, result.baseline)
     )
-    policies = [
-        deployed,
-        *(parse_policy(canonical_json(one.record)) for one in (chosen, static)),
-    ]
-    search, prompts = tuning.search, tuning.search.split.held_out
-    found = tuning.evaluator(policies, prompts, search.num_runs)
-    check_held(part, deployed, found[0].support, what)
+    others = [parse_policy(canonical_json(one.record)) for one in (chosen, static)]
+    policies = [deployed, *others]
+    found = [*known, *tuning.evaluator(others, prompts, search.num_runs)]
     resamples = resample(len(prompts), search.num_runs, search.seed)
     measure = Measure(resamples, search.time_error, search.seed)
     drawn = [measure.drawn(s, policy_digest(p)) for p, s in zip(policies, found, strict=True)]
     rates = [search.objective.rate(totals) for totals in drawn]
     ratios = [measure.against(rates[1], rates[place]) for place in (0, 2)]
-    ours = [label] if label in search.barred else []
-    without_decision_cost = {} if search.is_timed(deployed) else {label: label}
+    trained = [label] if label in search.barred else []
+    not_timed = {} if search.is_timed(deployed) else {label: label}
     return Recalibration(
         tuned=tuned,
         deployed=label,
@@ -271,11 +260,11 @@ def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
         is_static=is_static(deployed),
         facts=result.model_copy(
             update={
-                "scored_on_training_prompts": (*(result.scored_on_training_prompts or ()), *ours),
-                "without_decision_cost": {
-                    **(result.without_decision_cost or {}),
-                    **without_decision_cost,
-                },
+                "scored_on_training_prompts": (
+                    *(result.scored_on_training_prompts or ()),
+                    *trained,
+                ),
+                "without_decision_cost": (result.without_decision_cost or {}) | not_timed,
             }
         ),
     )

@@ -7,7 +7,7 @@ reference for served traffic.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from specctl.replay.rounds import check_held, replay
 from specctl.stats import MIN_PROMPTS, sums_by
 from specctl.trace import token_mode
 from specctl.tree import gather
+
+if TYPE_CHECKING:
+    import polars as pl
 
 DEEP = 4
 """Levels from this one on are counted together."""
@@ -47,29 +50,25 @@ that another policy decided. `whole`: rounds of the policy that do not end a tex
 these the rounds whose accepted path ended in a node without verified children: a gate, stop or
 limit came too early.
 """
-RATIOS = {
-    "tokens per call": ("tokens", "calls"),
-    "verified per call": ("verified", "calls"),
-    **{f"acceptance at depth {d}": (f"accepted_{d}", f"tried_{d}") for d in range(1, DEEP)},
-    f"acceptance from depth {DEEP} on": (f"accepted_{DEEP}", f"tried_{DEEP}"),
-    "calibration": ("surprise", "judged"),
-    "fallbacks": ("other_policy", "calls"),
-    "cut short": ("cut_short", "whole"),
+SIGNALS = {
+    "tokens per call": {"tokens per call": ("tokens", "calls")},
+    "verified per call": {"verified per call": ("verified", "calls")},
+    "acceptance": {
+        **{f"acceptance at depth {d}": (f"accepted_{d}", f"tried_{d}") for d in range(1, DEEP)},
+        f"acceptance from depth {DEEP} on": (f"accepted_{DEEP}", f"tried_{DEEP}"),
+    },
+    "calibration": {"calibration": ("surprise", "judged")},
+    "fallbacks": {"fallbacks": ("other_policy", "calls")},
+    "cut short": {"cut short": ("cut_short", "whole")},
 }
-"""Figures of sums: above over below."""
+"""Figures of sums, above over below, in the groups that share one stake. `prompt tokens` and
+`categories` are further groups."""
+Terms = dict[str, dict[str, tuple[Floats, Floats]]]
+"""`[U, 2]` numerators and denominators of the reference and of the stream, by group and signal."""
 UNITS = ("prompt", "hour", "day", "conversation")
 """Units; the user names one that is exchangeable while nothing changes."""
 SILENCE = np.timedelta64(1, "h")
 """A conversation ends after this pause."""
-GROUPS = {
-    "tokens per call": ("tokens per call",),
-    "verified per call": ("verified per call",),
-    "acceptance": tuple(name for name in RATIOS if name.startswith("acceptance")),
-    "calibration": ("calibration",),
-    "fallbacks": ("fallbacks",),
-    "cut short": ("cut short",),
-}
-"""Signals that share one stake. `prompt tokens` and `categories` are further groups."""
 MOST_CATEGORIES = 12
 """Watched categories; rarer ones of the reference are counted together."""
 REST = "other"
@@ -116,10 +115,6 @@ class Prompts:
         """`[P]` one of `COLUMNS`."""
         return self.sums[:, COLUMNS.index(name)]
 
-    def figure(self, name: str) -> Floats:
-        """`[U]` one of `RATIOS`; NaN if undefined."""
-        return over(self.terms(*(self.column(part) for part in RATIOS[name])))
-
     def terms(self, above: NDArray[Any], below: NDArray[Any] | None = None) -> Floats:
         """`[U, 2]` sums of a figure's numerator and denominator `[P]`; 0 where either is unknown.
 
@@ -139,14 +134,16 @@ def over(terms: Floats) -> Floats:
         return np.where(below > 0, above / below, np.nan)
 
 
-def watched(reference: Prompts, stream: Prompts) -> dict[str, dict[str, tuple[Floats, Floats]]]:
-    """Terms `[U, 2]` of the reference and of the stream, by group and signal that both have."""
+def watched(reference: Prompts, stream: Prompts) -> Terms:
+    """The signals that both sides have."""
     sides = (reference, stream)
-
-    def ratio(name: str) -> list[Floats]:
-        return [side.terms(*(side.column(part) for part in RATIOS[name])) for side in sides]
-
-    found = {group: {name: ratio(name) for name in names} for group, names in GROUPS.items()}
+    found: dict[str, dict[str, list[Floats]]] = {
+        group: {
+            name: [side.terms(side.column(above), side.column(below)) for side in sides]
+            for name, (above, below) in signals.items()
+        }
+        for group, signals in SIGNALS.items()
+    }
     found["prompt tokens"] = {"prompt tokens": [side.terms(side.context) for side in sides]}
     names, counts = np.unique(reference.category.astype(str), return_counts=True)
     kept = names[np.argsort(-counts, kind="stable")][:MOST_CATEGORIES]
@@ -154,16 +151,14 @@ def watched(reference: Prompts, stream: Prompts) -> dict[str, dict[str, tuple[Fl
         found["categories"] = {
             f"category {name}": [side.terms(side.category == name) for side in sides]
             for name in kept
-        } | {
-            f"category {REST}": [
-                side.terms(~np.isin(side.category.astype(str), kept)) for side in sides
-            ]
         }
+        rest = [side.terms(~np.isin(side.category.astype(str), kept)) for side in sides]
+        found["categories"][f"category {REST}"] = rest
     known = {
         group: {
-            name: (first, second)
-            for name, (first, second) in signals.items()
-            if (first[:, 1] > 0).any() and (second[:, 1] > 0).any()
+            name: (before, since)
+            for name, (before, since) in signals.items()
+            if (before[:, 1] > 0).any() and (since[:, 1] > 0).any()
         }
         for group, signals in found.items()
     }
@@ -254,21 +249,23 @@ def _served(traces: TraceSet, policy: Policy) -> tuple[Prompts, NDArray[np.bool_
     """
     import polars as pl
 
-    digest, names = policy_digest(policy), ("request_id", "prompt_id", "category", "policy_digest")
-    numbers = ("round_idx", "context_tokens", *COUNTS)
-    parts = []
-    for files in segment_files(traces):
-        rounds = scan_files("rounds", [files["rounds"]])
-        last = pl.col("round_idx").max().over("request_id")
-        part = rounds.select(
-            pl.col(names).cast(pl.String),
-            pl.col(numbers).cast(pl.Int64),
-            last=pl.col("round_idx") == last,
+    digest = policy_digest(policy)
+    is_ours, is_first = pl.col("policy_digest") == digest, pl.col("round_idx") == 0
+    is_last = pl.col("round_idx") == pl.col("round_idx").max().over("request_id")
+    parts = [
+        collected(
+            scan_files("rounds", [files["rounds"]]).select(
+                pl.col("prompt_id", "category", "policy_digest").cast(pl.String),
+                pl.col("context_tokens", *COUNTS).cast(pl.Int64),
+                is_first=is_first,
+                other_policy=~is_ours,
+                whole=is_ours & ~is_last,
+            )
         )
-        parts.append(collected(part))
+        for files in segment_files(traces)
+    ]
     table = pl.concat(parts)
-    ours = table["policy_digest"] == digest
-    begun = table.filter(ours & (table["round_idx"] == 0))["prompt_id"].unique()
+    begun = table.filter("is_first", ~pl.col("other_policy"))["prompt_id"].unique()
     if not len(begun):
         others = sorted(name[:19] for name in table["policy_digest"].unique())
         raise TraceEmptyError(
@@ -276,72 +273,45 @@ def _served(traces: TraceSet, policy: Policy) -> tuple[Prompts, NDArray[np.bool_
             f"{', '.join(others)}",
             hint="name the policy that the traffic was served with: specctl show TRACES",
         )
-    whole = (ours & ~table["last"]).to_numpy()
-    rows = table["prompt_id"].is_in(begun.implode()).to_numpy()
-    numbered = [table[name].to_numpy()[rows] for name in numbers]
-    first, context, offered, verified, accepted, emitted = numbered
-    ids, category = (
-        table[name].to_numpy().astype(object)[rows] for name in ("prompt_id", "category")
-    )
-    found = _summed(
-        ids,
-        category,
-        context,
-        first == 0,
-        offered=offered,
-        verified=verified,
-        accepted=accepted,
-        emitted=emitted,
-        other=~ours.to_numpy()[rows],
-        whole=whole[rows],
-    )
-    return found, whole
+    rows = table.filter(pl.col("prompt_id").is_in(begun.implode()))
+    return summed(rows), table["whole"].to_numpy()
 
 
 COUNTS = ("offered_depth", "num_verified", "num_accepted", "num_emitted")
 
 
-def _summed(
-    ids: NDArray[np.object_],
-    category: NDArray[np.object_],
-    context: NDArray[Any],
-    starts: NDArray[np.bool_],
-    **counts: Any,
-) -> Prompts:
-    """Prompts of rounds `[M]`, in order of their first; `starts` marks first rounds of requests."""
-    names, first, codes = np.unique(ids, return_index=True, return_inverse=True)
-    begun = np.flatnonzero(starts)[np.unique(ids[starts], return_index=True)[1]]
-    order = np.argsort(first)
-    sums = round_sums(np.argsort(order)[codes], len(names), **counts)
-    texts = names[order], category[first[order]], np.full(len(names), "", object)
-    return Prompts(*texts, context[begun[order]].astype(float), sums)
-
-
-def round_sums(
-    prompt: Longs,
-    num_prompts: int,
-    *,
-    offered: NDArray[Any],
-    verified: NDArray[Any],
-    accepted: NDArray[Any],
-    emitted: NDArray[Any],
-    whole: NDArray[np.bool_],
-    other: NDArray[Any] | None = None,
-) -> Floats:
-    """`[P, S]` sums of rounds `[M]`, given each round's prompt; NaN for `judged` and `surprise`.
+def summed(rounds: pl.DataFrame) -> Prompts:
+    """Prompts of a table of rounds, in order of their first; NaN for `judged` and `surprise`.
 
     A path that ends with the text does not try the next level. `cut_short` is for chains only.
     """
-    tried = np.minimum(accepted + (emitted > accepted), offered)
-    by_depth = []
-    for depth in range(1, DEEP):
-        by_depth += [tried >= depth, accepted >= depth]
-    by_depth += [np.maximum(tried - DEEP + 1, 0), np.maximum(accepted - DEEP + 1, 0)]
-    ones, unknown = np.ones(len(prompt)), np.full(len(prompt), np.nan)
-    switched = np.zeros(len(prompt)) if other is None else other
-    cut_short = whole & (accepted + 1 >= verified)
-    columns = (ones, emitted, verified, *by_depth, unknown, unknown, switched, whole, cut_short)
-    return sums_by(prompt, num_prompts, [np.asarray(column, float) for column in columns])
+    import polars as pl
+
+    offered, verified, accepted, emitted = (pl.col(name) for name in COUNTS)
+    tried = pl.min_horizontal(accepted + (emitted > accepted), offered)
+    by_depth = {
+        f"{name}_{depth}": (one - (DEEP - 1)).clip(0) if depth == DEEP else one >= depth
+        for depth in range(1, DEEP + 1)
+        for name, one in (("tried", tried), ("accepted", accepted))
+    }
+    table = rounds.with_columns(
+        calls=1,
+        tokens=emitted,
+        verified=verified,
+        **by_depth,
+        judged=np.nan,
+        surprise=np.nan,
+        cut_short=pl.col("whole") & (accepted + 1 >= verified),
+    )
+    found = table.group_by("prompt_id", maintain_order=True).agg(
+        pl.col("category").first(),
+        pl.col("context_tokens").filter("is_first").first(),
+        pl.col(COLUMNS).cast(pl.Float64).sum(),
+    )
+    ids, category = (found[name].to_numpy().astype(object) for name in ("prompt_id", "category"))
+    context = found["context_tokens"].to_numpy().astype(float)
+    nowhen = np.full(len(found), "", object)
+    return Prompts(ids, category, nowhen, context, found.select(COLUMNS).to_numpy())
 
 
 def _time_of(name: str) -> str:
@@ -351,48 +321,34 @@ def _time_of(name: str) -> str:
 
 
 def _replayed(traces: TraceSet, log: DenseLog, policy: Policy) -> tuple[Prompts, NDArray[np.bool_]]:
+    import polars as pl
+
     [run] = replay(log, [policy], with_bounds=False)
     names = " + ".join(part.place.name for part in traces.parts)
     check_held(log, policy, run.outcomes.support, f"replay of {policy.name} on {names}")
-    positions = run.positions
-    found = _summed(
-        np.array(positions.prompt_ids, object)[positions.prompt[run.request]],
-        np.array(positions.categories, object)[positions.category[run.request]],
-        run.context_tokens,
-        np.ones(len(run.request), np.bool_),
-        offered=run.outcomes.levels,
-        verified=run.outcomes.verified,
-        accepted=run.outcomes.accepted,
-        emitted=run.emitted,
-        whole=~run.is_last,
+    positions, outcomes = run.positions, run.outcomes
+    rounds = pl.DataFrame(
+        {
+            "prompt_id": pl.Series(positions.prompt_ids)[positions.prompt[run.request]],
+            "category": pl.Series(positions.categories)[positions.category[run.request]],
+            "context_tokens": run.context_tokens,
+            "offered_depth": outcomes.levels,
+            "num_verified": outcomes.verified,
+            "num_accepted": outcomes.accepted,
+            "num_emitted": run.emitted,
+            "whole": ~run.is_last,
+        }
     )
     whole = run.visited.copy()
     whole[run.visited] = ~run.is_last
-    return found, whole
-
-
-NODE_COLUMNS = ("judged", "surprise", "cut_short")
-"""Sums over nodes; for chains the last is a sum over rounds."""
+    return summed(rounds.with_columns(is_first=True, other_policy=False)), whole
 
 
 def _with_nodes(
     prompts: Prompts, traces: TraceSet, policy: Policy, whole_rounds: NDArray[np.bool_]
 ) -> Prompts:
-    by_prompt = _node_sums(traces, policy, whole_rounds)
-    is_chain = build_shape(policy.shape).top_k == 1
-    columns = NODE_COLUMNS[: 2 if is_chain else 3]
-    sums, places = prompts.sums.copy(), [COLUMNS.index(name) for name in columns]
-    sums[:, places] = np.nan
-    if by_prompt is not None:
-        nothing = np.zeros(len(NODE_COLUMNS))
-        sums[:, places] = [by_prompt.get(name, nothing)[: len(columns)] for name in prompts.ids]
-    return replace(prompts, sums=sums)
-
-
-def _node_sums(
-    traces: TraceSet, policy: Policy, whole_rounds: NDArray[np.bool_]
-) -> dict[str, Floats] | None:
-    """`NODE_COLUMNS` of prompts; None if the rows lack inputs of the policy.
+    """Adds `judged` and `surprise`, and of trees `cut_short`; NaN if the rows lack inputs of the
+    policy.
 
     The score of a node is a pruning policy's, else its joint probability.
 
@@ -401,14 +357,16 @@ def _node_sums(
             continuation is unknown.
     """
     rule, log = build_shape(policy.shape), open_log(traces)
-    if rule.memory_size or rule.max_depth == 0:
-        return None
+    columns = ("judged", "surprise", "cut_short")[: 2 if rule.top_k == 1 else 3]
+    sums, places = prompts.sums.copy(), [COLUMNS.index(name) for name in columns]
+    is_lacking = rule.memory_size > 0 or rule.max_depth == 0
     if rule.needs_text and isinstance(log, LiveLog):
-        if token_mode(traces.header.collect) == "drop":
-            return None
+        is_lacking |= token_mode(traces.header.collect) == "drop"
         log = replace(log, reads_text=True)
-    found: dict[str, Floats] = {}
-    index = 0
+    sums[:, places] = np.nan if is_lacking else 0.0
+    if is_lacking:
+        return replace(prompts, sums=sums)
+    row_of, start = {name: row for row, name in enumerate(prompts.ids)}, 0
     for batch in LoggedNodes(log).batches(rule):
         submitted = batch.submitted[:, 1:]
         at = submitted.clamp(min=0)
@@ -420,10 +378,11 @@ def _node_sums(
         path = gather(batch.accepted, slots, 0)
         last = slots.gather(1, gather(batch.pool.depth, slots, 0).mul(path).argmax(1)[:, None])
         goes_on = (gather(batch.pool.parent, slots, -1) == last).any(1)
-        columns = (known.sum(1).double(), surprise.sum(1), (~goes_on).double())
-        sums = torch.stack(columns, 1).numpy()
-        rows = whole_rounds[index : index + len(sums)]
-        for name, one in zip(batch.prompt_id[rows], sums[rows], strict=True):
-            found[name] = found.get(name, 0.0) + one
-        index += len(sums)
-    return found
+        of_round = torch.stack((known.sum(1).double(), surprise.sum(1), (~goes_on).double()), 1)
+        is_whole = whole_rounds[start : start + len(of_round)]
+        start += len(of_round)
+        named = zip(batch.prompt_id[is_whole], of_round.numpy()[is_whole], strict=True)
+        for name, one in named:
+            if name in row_of:
+                sums[row_of[name], places] += one[: len(columns)]
+    return replace(prompts, sums=sums)

@@ -143,14 +143,14 @@ def test_a_passphrase_encrypts_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     key.save(tmp_path / "key")
     assert b"ENCRYPTED" in (tmp_path / "key").read_bytes()
     assert signing.SigningKey.load(tmp_path / "key").key_id == key.key_id
-    for wrong, words in (("", "to the passphrase of the key"), ("no", "has another passphrase")):
+    for wrong, words in (("", "is encrypted; set SPECCTL_KEY"), ("no", "has another passphrase")):
         monkeypatch.setenv(signing.PASSPHRASE, wrong)
         with pytest.raises(UsageError, match=words):
             signing.SigningKey.load(tmp_path / "key")
     monkeypatch.delenv(signing.PASSPHRASE)
     signing.SigningKey.generate().save(tmp_path / "open")
     monkeypatch.setenv(signing.PASSPHRASE, "open sesame")
-    with pytest.raises(UsageError, match="not encrypted; unset SPECCTL_KEY_PASSPHRASE"):
+    with pytest.raises(UsageError, match="is not encrypted; set SPECCTL_KEY_PASSPHRASE"):
         signing.SigningKey.load(tmp_path / "open")
 
 

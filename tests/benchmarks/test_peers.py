@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.peers.specdecode_bench import LENGTHS, Acceptance, read, rounds_of, speed_ups
+from benchmarks.peers.specdecode_bench import LENGTHS, Acceptance, read, speed_ups
 from specctl.replay.cost.files import load_cost_model
 
 CLOCK = Path("h100-llama-3.1-8b-eagle")
@@ -105,15 +105,3 @@ def test_speed_ups_are_those_of_the_simulator(batch_size: int, tmp_path: Path) -
         theirs = Simulator(length, batch_size).speed_up(rows())
         assert ours.value == pytest.approx(theirs, abs=5e-4)
         assert abs(theirs - 1) > 0.01, "it would pass as plain decoding"
-
-
-def test_rounds_by_hand(tmp_path: Path) -> None:
-    """Five tokens, of which rounds emit four; positions 1 to 4 accept 1, 3, 0 and 1."""
-    lists = {"acc_eagle": {"acc_len": [2, 4, 1, 2, 1]}}
-    found = written(tmp_path, [{"prompt_token_ids": [5, 5], **lists}])
-    assert found.accepted.tolist() == [1, 3, 0, 1]
-    assert rounds_of(found, 2).outcomes.accepted.tolist() == [1, 0, 1]
-    assert rounds_of(found, 0).outcomes.verified.tolist() == [1, 1, 1, 1]
-    oracle = rounds_of(found, None)
-    assert oracle.outcomes.verified.tolist() == [2, 1, 2]
-    assert oracle.context_tokens.tolist() == [3, 5, 6]

@@ -53,16 +53,6 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def blind_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The head with its logits turned round: what it drafts is never accepted."""
-    folder = copy_model("eagle3", tmp_path_factory.mktemp("blind") / "head")
-    tensors = load_file(folder / "model.safetensors")
-    tensors["lm_head.weight"] = -8 * tensors["lm_head.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-@pytest.fixture(scope="session")
 def traces(tmp_path_factory: pytest.TempPathFactory, prompts: Path) -> Path:
     """Traces of the embedded pair; copy them before breaking them."""
     folder = tmp_path_factory.mktemp("traces") / "traces"
@@ -71,23 +61,15 @@ def traces(tmp_path_factory: pytest.TempPathFactory, prompts: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def blind_traces(
-    tmp_path_factory: pytest.TempPathFactory, prompts: Path, blind_drafter: Path
-) -> Path:
-    """Traces in which nothing was accepted."""
-    folder = tmp_path_factory.mktemp("traces") / "blind"
-    passes("collect", prompts, "-o", folder, "--drafter", blind_drafter, *SMALL)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def perfect_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Traces of one prompt, with the target as its own drafter: every draft is accepted."""
-    folder = tmp_path_factory.mktemp("traces")
-    prompt = write_lines(folder / "one.txt", "Hello, who are you?")
-    options = ("--drafter", "embedded:target", "--max-new-tokens", 24, "--device", "cpu")
-    passes("collect", prompt, "-o", folder / "perfect", *options)
-    return folder / "perfect"
+def blind_traces(tmp_path_factory: pytest.TempPathFactory, prompts: Path) -> Path:
+    """Traces of the head with its logits turned round: nothing that it drafts is accepted."""
+    folder = tmp_path_factory.mktemp("blind")
+    head = copy_model("eagle3", folder / "head")
+    tensors = load_file(head / "model.safetensors")
+    tensors["lm_head.weight"] = -8 * tensors["lm_head.weight"]
+    save_file(tensors, head / "model.safetensors", metadata={"format": "pt"})
+    passes("collect", prompts, "-o", folder / "traces", "--drafter", head, *SMALL)
+    return folder / "traces"
 
 
 @pytest.fixture(scope="session")

@@ -12,17 +12,17 @@ from specctl.cli import load_all_verbs
 from tests.cli.command import passes
 
 
-def verbs(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every verb, those of groups too."""
+def verbs(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every verb with its command, those of groups too."""
     root: Any = group or typer.main.get_command(load_all_verbs())
     for name, command in root.commands.items():
         if hasattr(command, "commands"):
             yield from verbs(command, (*words, name))
         else:
-            yield " ".join((*words, name))
+            yield " ".join((*words, name)), command
 
 
-VERBS = tuple(verbs())
+VERBS = dict(verbs())
 
 
 @cache

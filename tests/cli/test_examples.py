@@ -24,7 +24,7 @@ NOT_RUN = {
     "profile --from engine-traces -o cost_model.json": "an engine's traces",
     "collect prompts.jsonl -o traces --target TARGET --drafter HEAD --workers 8": "eight CPUs",
     "import http://localhost:8000/metrics": "a server",
-    "registry init s3://bucket/policies": "a bucket",
+    "registry init --registry s3://bucket/policies": "a bucket",
     "drift traces --policy eagle2": "traffic of over 200 prompts",
     "drift traces --policy NAME@prod --reference march --metrics drift.prom": "traffic of a month",
     "recalibrate recent -p hetero --cost-model cost_model.json -o again": "a log of all its levels",
@@ -71,7 +71,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = ("--compare", "ar,chain", "--limit", 2, "-o", folder / "run", *quick)
     ready("run", "embedded", *run)
     place = ("--registry", folder / "policies")
-    ready("registry", "init", folder / "policies")
+    ready("registry", "init", *place)
     write_artifact(folder / "second", "eagle2")
     for artifact in ("hetero", "second"):
         ready("registry", "push", folder / artifact, PUBLISHED, "--alias", "prod", *place)

@@ -86,16 +86,6 @@ def test_doctor_says_ok_and_what_to_do(
     assert {one["what"]: one for one in json.loads(ended.out)}["registry"]["fix"]
 
 
-def test_doctor_loads_the_models_that_are_named(tmp_path: Path) -> None:
-    (tmp_path / "bert").mkdir()
-    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
-    (tmp_path / "bert/config.json").write_text(json.dumps(config))
-    ended = specctl("doctor", "--target", tmp_path / "bert")
-    assert ended.code == 1
-    assert "models wrong" in ended.err
-    assert "models" in ended.out
-
-
 def test_the_readme_shows_commands_for_the_embedded_pair() -> None:
     """And tests/test_docs.py runs them, in an empty folder."""
     page = (Path(__file__).parents[2] / "README.md").read_text("utf-8")

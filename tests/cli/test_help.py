@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import typer
 
-from specctl.cli import load_all_verbs
 from tests.cli.command import passes, specctl
 from tests.cli.helps import VERBS, examples_of
 
 
-def options() -> Iterator[tuple[str, Any]]:
-    root: Any = typer.main.get_command(load_all_verbs())
-    for verb in VERBS:
-        command = root
-        for word in verb.split():
-            command = command.commands[word]
-        yield from ((verb, param) for param in command.params if param.name != "help")
+def options_of(verb: str) -> list[Any]:
+    return [param for param in VERBS[verb].params if param.name != "help"]
 
 
-def test_every_option_states_meaning_and_default() -> None:
-    for verb, param in options():
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_states_meaning_and_default(verb: str) -> None:
+    for param in options_of(verb):
         which, said = f"{verb} {param.name}", (param.help or "").lower()
         assert said, f"{which} has no help"
         stated = param.required or param.default not in (None, "") or "default" in said
@@ -35,8 +28,8 @@ def test_every_option_states_meaning_and_default() -> None:
 def test_help_shows_every_option_and_its_default(verb: str) -> None:
     shown = passes(*verb.split(), "--help-all").out
     flat = re.sub(r"[\s│]+", "", shown)
-    for other, param in options():
-        if other == verb and param.param_type_name == "option":
+    for param in options_of(verb):
+        if param.param_type_name == "option":
             assert param.opts[0] in shown
             if param.default != "" and type(param.default) in (int, float, str):
                 assert f"[default:{param.default}" in flat, param.name
@@ -52,13 +45,12 @@ def test_the_first_view_of_help_is_short_and_ends_with_examples(
     assert max(map(len, lines)) <= 80
     common = [
         param
-        for other, param in options()
-        if other == verb
-        and getattr(param, "rich_help_panel", None) in (None, "common")
+        for param in options_of(verb)
+        if getattr(param, "rich_help_panel", None) in (None, "common")
         and param.param_type_name == "option"
     ]
     assert len(common) <= 12
-    has_more = sum(other == verb for other, _ in options()) > len(lines)
+    has_more = len(options_of(verb)) > len(lines)
     assert not has_more or any("--help-all" in line for line in lines)
     if verb.split()[0] in ("collect", "run", "replay", "tune", "fit"):
         assert "Examples:" in lines
@@ -66,8 +58,7 @@ def test_the_first_view_of_help_is_short_and_ends_with_examples(
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_options_of_examples_exist(verb: str) -> None:
-    known = {name for other, param in options() if other == verb for name in param.opts}
-    known |= {n for other, param in options() if other == verb for n in param.secondary_opts}
+    known = {name for one in options_of(verb) for name in (*one.opts, *one.secondary_opts)}
     for example in examples_of(verb):
         words = example.split()
         assert words[: len(verb.split())] == verb.split(), example

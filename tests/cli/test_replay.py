@@ -20,10 +20,6 @@ def replayed(folder: Path, *options: object) -> dict[str, Any]:
     return document
 
 
-def by_label(document: dict[str, Any]) -> dict[str, Any]:
-    return {policy["policy"]: policy.get("pooled", policy) for policy in document["policies"]}
-
-
 def test_a_table_for_people(dense: Path) -> None:
     shown = passes("replay", dense, "-p", "ar", "-p", "eagle2:depth=4:top_k=3:num_tokens=9").out
     assert "6 prompts, 768 tokens, greedy" in shown
@@ -117,14 +113,3 @@ def test_an_artifact_of_another_pair_and_a_lossy_policy(
     lossy = refuses(USAGE, "replay", dense, "-p", "chain+mars-paper")
     assert "specctl run --compare" in lossy
     assert "--allow-lossy" not in lossy
-
-
-def test_a_shared_budget_of_one_request_at_a_time(dense: Path) -> None:
-    """What the refusal says works, and is the tree of so many nodes."""
-    tree = "eagle2:depth=4:top_k=3"
-    ask = ("replay", dense, "-p", f"{tree}:num_tokens=24+survival:max_tokens=9")
-    assert "--in-order" in refuses(USAGE, *ask, "--batch-size", 1)
-    found = by_label(replayed(dense, *ask[2:], "-p", f"{tree}:num_tokens=9", "--in-order"))
-    shared, alone = found.values()
-    assert shared["calls"] == alone["calls"]
-    assert shared["verified_tokens"] == alone["verified_tokens"]

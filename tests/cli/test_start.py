@@ -31,7 +31,6 @@ REGISTRY = [
     "registry list",
     "registry list qwen3-8b eagle3 h100",
     "registry verify",
-    "registry copy backup",
     f"registry verify {NAME}@prod",
     f"registry log {NAME}",
     f"registry promote {NAME} canary prod",

@@ -1,116 +1,47 @@
-"""Every table at 80, 100 and 140 columns and in a pipe: no figure is cut, none is broken."""
+"""Tables at 80, 100 and 140 columns and in a pipe: no figure is cut, none is broken."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Group
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from specctl import console
-from specctl.artifacts.describe import Description
-from specctl.cli import fitting, judging, showing
-from specctl.cli import registry as registry_verbs
 from specctl.formatting import NOTHING, Table
-from tests.cli.command import NAME, publish
-from tests.replay.logs import random_traces
 
-LINEAR = "verify_fixed_us=1000,verify_token_us=10,draft_fixed_us=100,draft_token_us=1,step_us=50"
-LINEAR += ",verify_cached_token_us=0"
-POLICIES = ["ar", "chain:num_draft_tokens=3", "eagle2:depth=8:top_k=3:num_tokens=24"]
+NAMES = st.from_regex(r"[a-z]{1,9}(:[a-z_]{1,9}=[a-z0-9./]{1,9}){0,3}", fullmatch=True)
+FIGURES = st.from_regex(r"-|[0-9]{1,7}\.5( \[[0-9]{1,5}\.5, [0-9]{1,5}\.7\])?", fullmatch=True)
+PROSE = st.lists(st.text("aeno", min_size=1, max_size=9), max_size=30).map(" ".join)
 
 
-@pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Dense traces of prompts enough for intervals and for tuning."""
-    folder = tmp_path_factory.mktemp("many") / "traces"
-    random_traces(folder, num_prompts=24, depth=4, top_k=3)
-    return folder
+@st.composite
+def tables(draw: Any) -> Table:
+    """Names or prose, then figures, some of them for `--wide` alone."""
+    left, num_figures = draw(st.integers(1, 2)), draw(st.integers(1, 9))
+    row = st.tuples(*[NAMES, PROSE][:left], *[FIGURES] * num_figures)
+    rows = draw(st.lists(row, min_size=1, max_size=5))
+    heads = [f"figure {place}" for place in range(num_figures)]
+    wide = draw(st.sets(st.sampled_from(heads), max_size=num_figures - 1))
+    return Table("", (*("policy", "note")[:left], *heads), rows, left=left, wide=wide)
 
 
-def replayed(given: Any, **options: Any) -> Any:
-    return judging.replay(traces=[str(given("many"))], policy=POLICIES, **options)
-
-
-SHOWN: dict[str, Callable[[Any], Any]] = {
-    "replay": replayed,
-    "replay with times": lambda given: replayed(given, cost_model=given("cost"), by_category=True),
-    "replay in order": lambda given: replayed(
-        given, cost_model=given("cost"), in_order=True, batch_size=4
-    ),
-    "replay at a load": lambda given: replayed(
-        given, cost_model=given("cost"), batch_size=4, tpot_limit_ms=5.0
-    ),
-    "ladder": lambda given: judging.ladder(
-        traces=[str(given("many"))], out=given("tmp_path") / "ladder", linear=LINEAR,
-        policy=["eagle2:depth=4:top_k=3:num_tokens=24"],
-    ),
-    "tune": lambda given: judging.tune(
-        traces=[str(given("many"))], cost_model=given("cost"), family=["svip"], held_out=0.5
-    ),
-    "grids": lambda given: judging.tune(show_grid=True),
-    "fit c2t": lambda given: fitting.fit_c2t(
-        traces=[str(given("nodes"))], out=given("tmp_path") / "c2t", hidden=4, epochs=1, min_steps=1
-    ),
-    "fit adasd": lambda given: fitting.fit_adasd(
-        prompts=[str(given("sums"))], out=given("tmp_path") / "adasd", clips="0.2", max_loss=0.6,
-        confidence=0.5, max_new_tokens=8, device="cpu",
-    ),
-    "fit cart": lambda given: fitting.fit_cart(
-        traces=[str(given("many"))], out=given("tmp_path") / "hetero", filter="all",
-        max_leaf_depth=2,
-    ),
-    "show traces": lambda given: showing.show(what=str(given("traces"))),
-    "show an artifact": lambda given: showing.show(what=str(given("artifacts")["eagle2"])),
-    "registry list": lambda given: registry_verbs.list_(registry=str(given("registry"))),
-    "registry search": lambda given: registry_verbs.list_(
-        registry=str(given("registry")), words=["embedded"]
-    ),
-    "registry show": lambda given: registry_verbs.show(name=NAME, registry=str(given("registry"))),
-    "registry log": lambda given: registry_verbs.log(name=NAME, registry=str(given("registry"))),
-}  # fmt: skip
-"""What each verb shows, from fixtures by name."""
-
-
-def tables(part: Any) -> Iterator[Table]:
-    if isinstance(part, Group):
-        for one in part.renderables:
-            yield from tables(one)
-    elif isinstance(part, Description):
-        yield Table("", part.columns, part.rows, left=len(part.columns))
-    elif isinstance(part, Table):
-        yield part
-
-
-@pytest.mark.parametrize("name", SHOWN)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(table=tables(), width=st.sampled_from((80, 100, 140)), wide=st.booleans())
+@pytest.mark.parametrize("is_pipe", [False, True])
 def test_no_figure_is_cut_or_broken(
-    name: str,
-    request: pytest.FixtureRequest,
+    table: Table,
+    width: int,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    *,
+    wide: bool,
+    is_pipe: bool,
 ) -> None:
-    if name.startswith("registry"):
-        request.getfixturevalue("registry")
-        publish(request.getfixturevalue("artifacts"), "chain", "--reason", "a reason " * 20)
-    answer = SHOWN[name](request.getfixturevalue)
-    found = [table for part in answer.parts for table in tables(part) if table.rows]
-    assert found
-    for table in found:
-        for is_terminal in (True, False):
-            monkeypatch.setattr(console, "is_terminal", lambda told=is_terminal: told)
-            for width in (80, 100, 140):
-                monkeypatch.setenv("COLUMNS", str(width))
-                for wide in (False, True):
-                    check(table, width, capsys, wide=wide, is_pipe=not is_terminal)
-
-
-def check(
-    table: Table, width: int, capsys: pytest.CaptureFixture[str], *, wide: bool, is_pipe: bool
-) -> None:
-    console.show(replace(table, title="", legend=""), wide=wide)
+    monkeypatch.setattr(console, "is_terminal", lambda: not is_pipe)
+    monkeypatch.setenv("COLUMNS", str(width))
+    console.show(table, wide=wide)
     printed = capsys.readouterr().out
     assert "…" not in printed
     lines = [line.rstrip() for line in printed.splitlines()]
@@ -118,10 +49,10 @@ def check(
     for row in shown.rows:
         for cell in row[shown.left :]:
             assert cell == NOTHING or any(cell in line for line in lines), (cell, printed)
-    if not (wide and is_pipe) and shown.left == 1:
-        assert max(map(len, lines)) <= width, printed
     if wide and is_pipe:
         assert len(lines) == len(table.rows) + 2, "a row is a line, for grep and awk"
+    elif shown.left == 1:
+        assert max(map(len, lines)) <= width, printed
 
 
 def test_what_does_not_fit_is_a_block_of_lines(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specctl.collect.rounds import headings, statistics
 from specctl.collect.rows import RoundRows
-from specctl.collect.statistics import headings, statistics
 from specctl.collect.trace_writer import make_header
 from specctl.collect.transfer import Transfer, lane_for
 from specctl.logs.trace_files import TraceHeader
@@ -61,14 +61,14 @@ def make_record(
         submitted=submitted,
         tree=take(tree, submitted),
         target_logits=target_logits,
-        target_logp_source=target_logits,
+        processed=target_logits,
         **(filled | given),
     )
 
 
 def frame_of(*records: RoundRecord) -> RoundRows:
     """Rounds that are alike on the host, brought there as the recorder does it."""
-    transfer: Transfer[Any] = Transfer(lane_for(records[0].target_logits.device), 1 << 20)
+    transfer: Transfer[Any] = Transfer(lane_for(records[0].target_logits.device))
     with transfer.lane.after([transfer.lane.mark()]):
         transfer.send(statistics(records), headings(records))
     [landed] = transfer.land()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -16,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specctl import durable
 from specctl.collect.rows import join, round_tables
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_files import RECORD_KEY, Segment, SegmentRecord
@@ -146,16 +143,3 @@ def rows(name: str | Path) -> dict[str, pl.DataFrame]:
 
 def equal(one: dict[str, pl.DataFrame], two: dict[str, pl.DataFrame]) -> bool:
     return all(one[table].equals(two[table]) for table in TABLES)
-
-
-def count_calls(monkeypatch: pytest.MonkeyPatch, name: str, fail_at: int | None) -> list[int]:
-    real, seen = getattr(os, name), [0]
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        seen[0] += 1
-        if seen[0] - 1 == fail_at:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(durable.os, name, wrapped)
-    return seen

@@ -17,7 +17,7 @@ from polars.testing import assert_frame_equal
 from specctl.collect.config import CollectConfig
 from specctl.collect.dense import attention, collect_dense, trees
 from specctl.collect.dense.trees import DenseDrafting, columns_of
-from specctl.collect.prompts import Prompt, load_prompts
+from specctl.collect.prompts import Prompt
 from specctl.collect.responses import load_responses
 from specctl.errors import (
     PromptError,
@@ -90,13 +90,6 @@ def test_given_responses_become_rows(pair: Pair, tmp_path: Path) -> None:
     assert summary.num_tokens == len(rounds) + 4  # one token of each text has no continuation
 
 
-def test_the_header_states_the_support(pair: Pair, tmp_path: Path) -> None:
-    collect(pair, tmp_path)
-    header = TraceSet.open(tmp_path / "traces").header
-    assert header.collect["dense"] == {"top_k": 3, "width": 3, "depth": 3, "nested": True}
-    assert header.policy["shape"] == SHAPE.model_dump()
-
-
 @pytest.mark.parametrize("drafter", ["embedded", "embedded:small"])
 def test_neither_chunks_nor_the_form_of_attention_change_a_tree(
     drafter: str, monkeypatch: pytest.MonkeyPatch
@@ -134,7 +127,7 @@ def test_a_text_that_is_broken_off_leaves_nothing_to_the_next(
     monkeypatch.undo()
     found = drafting.tables(request, ids)
     assert [rows["nodes"] for rows in found] == [rows["nodes"] for rows in wanted]
-    assert drafting._transfer.size_bytes == 0
+    assert drafting._transfer.land() == []
 
 
 def test_what_stands_at_a_time_shrinks_with_the_bound(
@@ -263,12 +256,6 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
             load_responses(tmp_path / name)
 
 
-def test_production_logs_are_prompts_and_responses_at_once(pair: Pair, tmp_path: Path) -> None:
-    rows: Rows = [{"prompt": "Say hello", "response": "Hello there."}]
-    prompts = load_prompts(responses_file(tmp_path, rows))
-    assert collect(pair, tmp_path, rows, prompts=prompts).num_committed == 1
-
-
 def test_a_pair_without_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no drafter"):
         collect(replace(pair, drafter=None), tmp_path)
@@ -276,7 +263,6 @@ def test_a_pair_without_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None
 
 EXCLUDED: list[tuple[dict[str, Any], str]] = [
     ({"dense": True, "policy": "eagle2"}, "--policy does not go with --dense"),
-    ({"dense": True, "when_full": "drop"}, "--when-full does not go with --dense"),
     ({"gpus_per_worker": 1.0}, "--gpus-per-worker needs --workers or --ray"),
     ({"responses": "r.jsonl"}, "--responses needs --dense"),
     ({"depth": 3}, "--depth needs --dense"),

@@ -65,21 +65,6 @@ def test_an_impatient_interrupt_loses_nothing(
     assert signal.getsignal(number) is signal.default_int_handler
 
 
-def test_an_interrupt_meanwhile_is_told_afterwards() -> None:
-    """Also where none had come before: the command must still end as an interrupted one."""
-    done = []
-
-    def finish() -> None:
-        with finishing():
-            soon(signal.SIGINT)
-            time.sleep(0.3)
-            done.append(True)
-
-    with pytest.raises(KeyboardInterrupt):
-        finish()
-    assert done == [True]
-
-
 def test_what_is_stuck_can_be_ended_and_says_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.0)
 
@@ -186,37 +171,9 @@ def test_an_interrupt_at_any_line_parts_no_prompt_from_its_rows(
     assert kept == ["a", "b"]
 
 
-def test_an_interrupt_within_a_commit_lets_it_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = TraceWriter.commit
-
-    def commit(self: TraceWriter, *given: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
-        return real(self, *given)
-
-    monkeypatch.setattr(TraceWriter, "commit", commit)
-    with pytest.raises(KeyboardInterrupt):
-        collect(tmp_path / "set", monkeypatch, "ab")
-    assert "a" in committed(tmp_path / "set")
-
-
 def test_an_error_of_a_prompt_keeps_those_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(PromptError):
         collect(tmp_path / "set", monkeypatch, "abx", flush_s=1e9)
     assert committed(tmp_path / "set") == ["a", "b"]
-
-
-def test_a_commit_that_failed_is_told_as_it_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And not by what a second try would say."""
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("specctl.collect.trace_writer.write_parquet", full)
-    with pytest.raises(OutputError, match="no space left"):
-        collect(tmp_path / "set", monkeypatch, "ab")

@@ -1,29 +1,196 @@
-"""The recorder: whole prompts, in the background; at a bound it waits or drops, and never grows."""
+"""From a device into a trace set: exact, whole prompts, in the background; at a bound it waits.
+
+Devices that are not there are lanes that copy at the worst moment, or when a gate opens.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event as Flag
 from threading import Thread
 
 import polars as pl
 import pytest
 import torch
+from torch import Tensor
 
+from specctl.collect import transfer
 from specctl.collect.recorder import RecorderConfig
 from specctl.collect.rounds import TraceRecorder
 from specctl.collect.trace_writer import TraceWriter
+from specctl.collect.transfer import CudaLane, Event, Lane, Ready, Transfer
 from specctl.errors import OutputError
 from specctl.logs.trace_files import Segment
 from specctl.logs.trace_set import TraceSet, read_listing
-from tests.collect.lanes import FakeLane, Gate
 from tests.collect.rounds import random_record
-from tests.collect.sets import count_calls, writer
+from tests.collect.sets import writer
 from tests.kernels.helpers import no_sync
 
 __all__ = ["writer"]  # a fixture
+
+POISON = 0xAB
+
+
+class Copy:
+    """One copy under way; the device reads its source whenever it pleases before `synchronize`
+    returns, and has no claim on it: a source that is freed too early is caught."""
+
+    def __init__(self, target: Tensor, source: Tensor) -> None:
+        self.target, self._source = target, weakref.ref(source)
+        self._done = self.is_read = False
+
+    def happen(self) -> None:
+        if not self._done:
+            source = self._source()
+            assert source is not None, "a source was freed before the device had read it"
+            self.target.copy_(source)
+        self._done = True
+
+    def synchronize(self) -> None:
+        self.happen()
+        self.is_read = True
+
+
+@dataclass
+class FakeLane(Lane):
+    """Copies at once (`early`) or when somebody waits (`late`): both are what a device may do.
+
+    Host memory is written anew once it was read, as pinned memory is.
+
+    Attributes:
+        on_copy: called before each copy.
+        handed, behind: marks that were given out, and those that work was enqueued behind.
+    """
+
+    early: bool = False
+    on_copy: Callable[[], None] = lambda: None
+    handed: list[Event] = field(default_factory=list)
+    behind: list[Event] = field(default_factory=list)
+    overlaps: bool = True
+    _copies: list[Copy] = field(default_factory=list)
+
+    def mark(self) -> Event:
+        mark = Copy(torch.empty(0), torch.empty(0))
+        self.handed.append(mark)
+        return mark
+
+    @contextmanager
+    def after(self, marks: Sequence[Event]) -> Iterator[None]:
+        assert marks, "work beside a stream must stand behind some point of it"
+        self.behind += marks
+        yield
+
+    def host_bytes(self, size_bytes: int) -> Tensor:
+        for copy in self._copies:
+            if copy.is_read:
+                copy.target.fill_(POISON)
+        self._copies = [copy for copy in self._copies if not copy.is_read]
+        return torch.full((size_bytes,), POISON, dtype=torch.uint8)
+
+    def copy(self, target: Tensor, source: Tensor) -> Event:
+        self.on_copy()
+        copy = Copy(target, source)
+        self._copies.append(copy)
+        if self.early:
+            copy.happen()
+        return copy
+
+
+class Gate:
+    """A device that gets no further until it is opened."""
+
+    def __init__(self) -> None:
+        self.open = Flag()
+
+    def lane(self) -> FakeLane:
+        return FakeLane(on_copy=self._wait)
+
+    def _wait(self) -> None:
+        assert self.open.wait(30)
+
+
+# --------------------------------------------------------------------------- to the host
+
+Landed = list[tuple[int, dict[str, Tensor]]]
+
+
+def batch(seed: int, rows: int = 40) -> dict[str, Tensor]:
+    """Tensors of all widths, some of them views with gaps, one empty."""
+    draw = torch.Generator().manual_seed(seed)
+    wide = torch.randint(1 << 40, (rows, 70), generator=draw)
+    return {
+        "flag": torch.rand(rows, 3, generator=draw) < 0.5,
+        "ids": wide[:, :33],
+        "one": wide[:, 5],
+        "logp": torch.randn(rows, 33, generator=draw),
+        "none": torch.empty(0, 7),
+    }
+
+
+def landing(lane: Lane, batches: list[dict[str, Tensor]] | None = None) -> Landed:
+    """A stream of batches, four under way at a time."""
+    ship: Transfer[int] = Transfer(lane)
+    there = [batch(seed) for seed in range(12)] if batches is None else batches
+    landed = []
+    for seed in range(len(there)):
+        with lane.after([lane.mark()]):
+            ship.send(there.pop(0), seed)
+        landed += ship.land() if seed % 4 == 3 else []
+    return landed + ship.land()
+
+
+def exact(landed: Landed) -> bool:
+    """Whether batches arrived as they were sent, in order."""
+    return [seed for seed, _ in landed] == list(range(len(landed))) and all(
+        tensors.keys() == batch(seed).keys()
+        and all(torch.equal(tensors[name], value) for name, value in batch(seed).items())
+        for seed, tensors in landed
+    )
+
+
+@pytest.mark.parametrize("lane", [FakeLane(early=False), FakeLane(early=True), Lane()])
+def test_what_is_sent_arrives(lane: Lane) -> None:
+    assert exact(landing(lane))
+
+
+def broken_by(lane: Lane) -> bool:
+    try:
+        return not exact(landing(lane))
+    except AssertionError as error:
+        return "freed before" in str(error)
+
+
+PARCEL = transfer.Parcel
+MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
+    "a source freed too early": (transfer, "Parcel", lambda *given: PARCEL(*given[:-1], ())),
+    "no wait": (transfer, "Parcel", lambda a, b, c, _, e: PARCEL(a, b, c, Ready(), e)),
+    "rows left in host memory of the lane": (torch.Tensor, "clone", lambda tensor: tensor),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_caught(monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
+    monkeypatch.setattr(*MUTANTS[mutant])
+    assert broken_by(FakeLane())
+
+
+@pytest.mark.cuda
+def test_a_device_sends_what_a_host_sends() -> None:
+    device = torch.device("cuda")
+    there = [{name: t.to(device) for name, t in batch(seed).items()} for seed in range(20)]
+    with no_sync():
+        landed = landing(CudaLane(device), batches=there)
+    assert exact(landed)
+
+
+# --------------------------------------------------------------------------- the recorder
 
 LIMITS = {"flush_s": 0.0, "wake_s": 0.001, "wake_items": 1}
 MAX_ROUNDS = 2
@@ -84,7 +251,10 @@ def test_error_of_the_thread_surfaces_in_the_decoding_thread(
     def fail() -> None:
         raise RuntimeError("the device is gone")
 
-    count_calls(monkeypatch, "fsync", 0)
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", broken)
     for lane, error, words in (
         (FakeLane(), OutputError, "Input/output error"),
         (FakeLane(on_copy=fail), RuntimeError, "the device is gone"),
@@ -104,7 +274,7 @@ def test_error_of_the_thread_surfaces_in_the_decoding_thread(
 def test_rows_do_not_depend_on_when_the_device_copies(writer: TraceWriter, *, early: bool) -> None:
     records = [random_record(["a", "b"], step, seed=step, num_tokens=5 + step) for step in range(9)]
     lane = FakeLane(early)
-    with TraceRecorder(writer, config(), lane=lane, copy_bytes=1) as recorder:
+    with TraceRecorder(writer, config(), lane=lane) as recorder:
         for record in records:
             recorder.on_round(record)
         recorder.finish_prompt("a")
@@ -117,16 +287,6 @@ def test_rows_do_not_depend_on_when_the_device_copies(writer: TraceWriter, *, ea
             mine = found.filter(request_id=prompt, round_idx=step).sort("node_idx")
             assert mine["token_id"].to_list() == record.pool.token_ids[row].tolist()
             assert mine["joint_logp"].to_list() == record.pool.joint_logp[row].tolist()
-
-
-def test_rounds_read_together_are_read_behind_all_their_marks(writer: TraceWriter) -> None:
-    lane = FakeLane()
-    limits = RecorderConfig(wake_s=30.0)  # woken by the 16th round, and by the end
-    with TraceRecorder(writer, limits, lane=lane) as recorder:
-        decode(recorder, "a", 16)
-        recorder.finish_prompt("a")
-    assert lane.behind == lane.handed
-    assert round_keys(writer) == [("a", step) for step in range(16)]
 
 
 def test_block_waits_and_keeps_memory_bounded(writer: TraceWriter) -> None:
@@ -152,41 +312,16 @@ def test_block_waits_and_keeps_memory_bounded(writer: TraceWriter) -> None:
     thread.join()
     recorder.close()
     assert max(most) <= MAX_ROUNDS + 2  # one more: the frame of `produce` holds its last record
-    assert recorder.losses.num_prompts == 0
     assert round_keys(writer) == [("a", step) for step in range(count)]
 
 
-def test_drop_costs_whole_prompts_and_counts_them(writer: TraceWriter) -> None:
-    gate = Gate()
-    recorder = TraceRecorder(writer, config(when_full="drop"), lane=gate.lane())
-    recorder.on_round(random_record(["a", "b"], 0))
-    recorder.on_round(random_record(["a", "b"], 1))  # full: the device stands still
-    recorder.on_round(random_record(["c"], 0))  # c: 1 round
-    recorder.on_round(random_record(["a", "b", "c"], 2))  # a, b and c: 3 rounds
-    recorder.finish_prompt("c")
-    recorder.finish_prompt("without rounds")
-    gate.open.set()
-    until(lambda: not recorder._queue.sizes)
-    recorder.on_round(random_record(["a", "d"], 3))  # a again: 1; d goes on
-    recorder.finish_prompt("a")
-    recorder.finish_prompt("d")
-    recorder.finish_prompt("b")
-    recorder.close()
-    # a: 4 rounds, b: 3, c: 2; those that were in the queue are lost too.
-    assert recorder.losses == (3, 9)
-    assert round_keys(writer) == [("d", 3)]
-    assert TraceSet.open(writer.place.name).prompt_ids == ("d", "without rounds")
-    assert recorder.discarded == ()
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_every_round_is_committed_whole_or_counted(writer: TraceWriter, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_every_finished_prompt_is_committed_whole(writer: TraceWriter, seed: int) -> None:
     chance = random.Random(seed)
     lane = FakeLane(early=bool(seed % 2), on_copy=lambda: time.sleep(chance.random() / 500))
-    limits = config(when_full="drop", held_bytes=chance.choice([20_000, 1 << 30]))
     offered: dict[str, int] = {}
     finished: set[str] = set()
-    with TraceRecorder(writer, limits, lane=lane) as recorder:
+    with TraceRecorder(writer, config(), lane=lane) as recorder:
         waiting = [f"p{n}" for n in range(40)]
         active = [waiting.pop(0) for _ in range(3)]
         while active:
@@ -203,20 +338,9 @@ def test_every_round_is_committed_whole_or_counted(writer: TraceWriter, seed: in
                     if chance.random() < 0.9:
                         recorder.finish_prompt(prompt)
                         finished.add(prompt)
-            if chance.random() < 0.3:
-                time.sleep(0.004)
-    traces = TraceSet.open(writer.place.name)
-    committed, losses = set(traces.prompt_ids), recorder.losses
-    keys = round_keys(writer)
-    assert keys == sorted((name, step) for name in committed for step in range(offered[name]))
-    assert committed <= finished
-    dropped = losses.num_prompts
-    left = set(recorder.discarded)
-    assert dropped > 0, "nothing was tried"
-    assert committed or limits.held_bytes < 1 << 30, "nothing was tried"
-    assert len(finished) <= len(committed) + dropped <= len(offered) - len(left)
-    lost = sum(offered.values()) - len(keys) - losses.num_rounds
-    assert lost == sum(offered[name] for name in left)
+    assert set(TraceSet.open(writer.place.name).prompt_ids) == finished
+    assert set(recorder.discarded) == offered.keys() - finished != set()
+    assert round_keys(writer) == sorted((p, step) for p in finished for step in range(offered[p]))
 
 
 def test_rows_of_an_endless_prompt_are_an_error_or_dropped(writer: TraceWriter) -> None:
@@ -225,19 +349,6 @@ def test_rows_of_an_endless_prompt_are_an_error_or_dropped(writer: TraceWriter) 
         decode(recorder, "endless", 10_000)
     with pytest.raises(OutputError, match="unfinished prompts"):
         recorder.close()
-
-
-def test_an_endless_prompt_is_given_up_for_the_others(writer: TraceWriter) -> None:
-    limits = RecorderConfig(**{**LIMITS, "when_full": "drop", "held_bytes": 40_000})  # type: ignore[arg-type]
-    recorder = TraceRecorder(writer, limits)
-    recorder.on_round(random_record(["short"], 0))
-    decode(recorder, "endless", 60)
-    recorder.finish_prompt("endless")
-    recorder.finish_prompt("short")
-    recorder.close()
-    assert round_keys(writer) == [("short", 0)]
-    assert TraceSet.open(writer.place.name).prompt_ids == ("short",)
-    assert (recorder.losses.num_prompts, recorder.losses.num_rounds) == (1, 60)
 
 
 def test_large_rounds_do_not_wait_for_each_other(writer: TraceWriter) -> None:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specctl.collect.trace_writer import TraceWriter
-from specctl.collect.verifying import checked_tables, verify
+from specctl.collect.verifying import check_segment, verify
 from specctl.errors import TraceCorruptError
 from specctl.logs.parquet import collected, read_columns
 from specctl.logs.row_checks import RowError, check_rows, check_table
@@ -82,7 +82,7 @@ def test_broken_rows_are_damage(tmp_path: Path, name: str) -> None:
     with pytest.raises(TraceCorruptError, match=reason):
         TraceSet.open(root)
     with pytest.raises(TraceCorruptError, match=reason):
-        checked_tables(read_listing(root), broken)
+        check_segment(read_listing(root), broken)
     assert specctl("traces", "snapshot", root).code == 4
     assert not list(root.glob("snapshots/*"))
 
@@ -147,7 +147,7 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_whole(root: Path) -> None:
     listing = read_listing(root)
-    checked_tables(listing, listing.segments[0])
+    check_segment(listing, listing.segments[0])
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

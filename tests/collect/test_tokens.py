@@ -12,7 +12,6 @@ from specctl.collect.config import TokenMode
 from specctl.collect.prompts import Prompt, load_prompts
 from specctl.collect.responses import load_responses
 from specctl.collect.trace_writer import TraceWriter, token_header, without_tokens
-from specctl.collect.verifying import checked_tables
 from specctl.errors import TraceError, TraceMismatchError
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
@@ -60,7 +59,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DenseLog]:
         made = traces.header.model_copy(update={"collect": collect})
         with TraceWriter.open(folder / mode, made) as writer:
             for segment in listing.segments:
-                writer.commit(segment.prompt_ids, checked_tables(listing, segment))
+                writer.commit(segment.prompt_ids, listing.tables(segment))
         found[mode] = DenseLog.open(TraceSet.open(folder / mode))
     return found
 

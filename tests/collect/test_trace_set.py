@@ -122,7 +122,7 @@ def test_a_prompt_without_rounds_is_finished_all_the_same(writer: TraceWriter) -
     assert [traces.scan(table).collect().shape for table in TABLES] == [
         (0, len(TABLES[table])) for table in TABLES
     ]
-    assert traces.segment_files() == []
+    assert traces.segment_files == []
 
 
 def test_a_nodes_file_that_no_rounds_file_names_is_not_part_of_the_set(root: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_prompt_that_two_writers_finished_counts_where_it_was_first(root: Path
     assert [one.repeats for one in read_listing(root).segments] == [set(), set(), {"b"}, {"b", "c"}]
     traces = TraceSet.open(root)
     assert traces.num_rows("nodes") == first.num_rows("nodes")
-    assert len(traces.segment_files()) == 2
+    assert len(traces.segment_files) == 2
     again(root, "c", "d", rounds=1)
     assert TraceSet.open(root).num_rows("rounds") == first.num_rows("rounds") + 1
     assert verify(root).num_repeats == 4

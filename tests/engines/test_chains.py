@@ -20,7 +20,7 @@ from specctl.engines.chains import ChainPolicy, DraftedLevel
 from specctl.errors import EngineError, LossyPolicyError, UsageError
 from specctl.logs.logged_draft import recent_text
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog, LogChunk
+from specctl.logs.tree_log import ENTROPIES, DenseLog, LogChunk
 from specctl.policy import EntropyBins, FullTree, Policy, ScoredTree, StaticTree, as_chain
 from specctl.replay.rounds import replay
 from specctl.runtime.conversations import DecodeSettings
@@ -112,7 +112,7 @@ def test_an_engine_decides_as_replay_does(log: DenseLog, name: str) -> None:
     """Every family, of every request of a batch; memories too."""
     policy = POLICIES[name]
     [found] = replay(log, [as_chain(policy)])
-    [chunk] = log.chunks(extra=("token_id",))
+    [chunk] = log.chunks(extra=("token_id", *ENTROPIES))
     calls, drafted = as_an_engine(rules_of(policy), chunk)
     size = found.positions.num_requests
     assert [calls[i] for i in range(size)] == np.bincount(found.request).tolist()
@@ -123,7 +123,7 @@ def test_an_engine_decides_as_replay_does(log: DenseLog, name: str) -> None:
 @torch.inference_mode()
 def test_a_rule_that_is_asked_too_late_differs(log: DenseLog) -> None:
     """The comparison notices a level that is missed, and a memory that is lost."""
-    [chunk] = log.chunks(extra=("token_id",))
+    [chunk] = log.chunks(extra=("token_id", *ENTROPIES))
 
     def shifted(rules: ChainPolicy) -> ChainPolicy:
         kept = rules.kept
@@ -149,7 +149,7 @@ def test_a_rule_that_is_asked_too_late_differs(log: DenseLog) -> None:
 @torch.inference_mode()
 def test_a_batch_shares_a_budget(log: DenseLog) -> None:
     """Three requests verify eight tokens, roots counted: the five likeliest of their drafts."""
-    [chunk] = log.chunks(extra=("token_id",))
+    [chunk] = log.chunks(extra=("token_id", *ENTROPIES))
     rules = rules_of(
         resolve_policy("chain:num_draft_tokens=4+survival:max_tokens=8").policy, batch_size=3
     )
@@ -206,7 +206,7 @@ def test_what_cannot_run_is_refused() -> None:
 @torch.inference_mode()
 def test_failures_are_the_policys(log: DenseLog) -> None:
     """An exception of a rule, and a score that is not a number."""
-    [chunk] = log.chunks(extra=("token_id",))
+    [chunk] = log.chunks(extra=("token_id", *ENTROPIES))
     nodes = chunk.first_child[chunk.root[:2]]
 
     def drafted(rules: ChainPolicy) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,7 @@ from specctl.engines.engine import EngineDrafter, EngineSettings, MeanRound, Ser
 from specctl.engines.export import ENGINES, Source, drafter_of, read_source
 from specctl.engines.settings import FILE_NAME, PluginSettings, TraceSettings
 from specctl.engines.sglang_flags import ADAPTIVE_FILE, SglangFlags
-from specctl.engines.transformers_flags import AssistantConfig
-from specctl.engines.vllm_flags import CONFIG_FILE, VLLM, VllmConfig
+from specctl.engines.vllm_flags import CONFIG_FILE, VLLM
 from specctl.errors import EngineError, UsageError
 from specctl.policy import Chain, Policy, RootOnly, StaticTree, as_chain, build_shape
 from specctl.report import Given, read_given
@@ -172,37 +170,14 @@ def test_adaptive_files_that_sglang_would_refuse_or_misread(case: str) -> None:
         ENGINES["sglang"].read((), {ADAPTIVE_FILE: json.dumps(WRONG_SGLANG[case][0])})
 
 
-WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
-    **{
-        name: (
-            SglangFlags,
-            dict(zip(("num_steps", "eagle_topk", "num_draft_tokens"), sizes, strict=True)),
-        )
-        for name, sizes in {
-            "more nodes than drafted": (2, 2, 8),
-            "fewer nodes than steps": (4, 2, 4),
-            "nodes beside a chain": (4, 1, 8),
-            "more nodes than are served": (8, 10, 711),
-        }.items()
-    },
-    **{
-        name: (AssistantConfig, {"num_assistant_tokens": 4} | fields)
-        for name, fields in {
-            "heuristic lengths": {"num_assistant_tokens_schedule": "heuristic"},
-            "a probability above 1": {"assistant_confidence_threshold": 1.5},
-            "no assistant token": {"num_assistant_tokens": 0},
-        }.items()
-    },
-    "more tokens than a policy's levels": (VllmConfig, HEAD | {"num_speculative_tokens": 65}),
-    "no model": (VllmConfig, HEAD | {"model": "", "num_speculative_tokens": 3}),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_settings_out_of_an_engine_s_range(case: str) -> None:
-    kind, fields = WRONG[case]
+@pytest.mark.parametrize(
+    "sizes", [(2, 2, 8), (4, 2, 4), (4, 1, 8), (8, 10, 711)],
+    ids=["more nodes than drafted", "fewer than steps", "beside a chain", "more than are served"],
+)  # fmt: skip
+def test_trees_out_of_sglangs_range(sizes: tuple[int, ...]) -> None:
+    fields = dict(zip(("num_steps", "eagle_topk", "num_draft_tokens"), sizes, strict=True))
     with pytest.raises(EngineError, match="the settings of a test"):
-        made(kind, fields, "the settings of a test")
+        made(SglangFlags, fields, "the settings of a test")
 
 
 def test_batches_below_sglang_s_first_key_take_its_settings() -> None:
@@ -270,6 +245,11 @@ REFUSED = (
     (USAGE, "chain --to sglang --trace t", "in which specctl logs"),
     (USAGE, "chain --to vllm --dense", "--dense needs --trace"),
     (ENGINE, "ar --to vllm --trace t", "drafts"),
+    (
+        ENGINE,
+        "confidence:window=4 --to vllm --drafter embedded --trace t --dense",
+        "chain:num_draft_tokens=4 for the log",
+    ),
     (ENGINE, f"{TAILED} --to sglang --drafter embedded:small", "EAGLE drafter"),
     (4, "wrong.json --to vllm", "specctl tune"),
 )
@@ -333,15 +313,6 @@ def test_figures_of_a_policy_and_of_the_nearest(traces: Path, costs: Path) -> No
     assert "tokens/s" in specctl("export", *words, "--cost-model", costs).out
 
 
-def test_figures_of_a_shared_budget_need_a_batch(costs: Path, tmp_path: Path) -> None:
-    random_traces(tmp_path / "few", num_prompts=3, depth=3, top_k=2)
-    words = ("export", "chain+survival:max_tokens=8", "--to", "vllm", "--drafter", "embedded")
-    words += ("--log", tmp_path / "few")
-    assert "--max-batch-size" in refuses(USAGE, *words)
-    said = specctl(*words, "--max-batch-size", 2, "--cost-model", costs, "--json")
-    assert json.loads(said.out)["replay"]["kind"] == "replay-serving"
-
-
 def test_a_fitted_tree_and_its_chain_are_told_apart(traces: Path, tmp_path: Path) -> None:
     fitted = write_artifact(tmp_path / "fitted", "hetero") or tmp_path / "fitted"
     said = specctl("export", fitted, "--to", "vllm", "--log", traces)
@@ -377,22 +348,6 @@ def test_tuning_for_an_engine_searches_what_it_runs(
     assert (eagle2["num_not_run"] > 0) == (engine != "sglang")
     small = "embedded:small" if engine == "transformers" else "embedded"
     passes("export", tmp_path / "tune.json", "--to", engine, "--drafter", small)
-
-
-@pytest.mark.nightly
-def test_tuning_for_an_engine_simulates_its_batches(traces: Path, costs: Path) -> None:
-    """vLLM drafts by the batch of a step ago: one schedule verifies other numbers of nodes."""
-    load = ("--batch-size", 4, "--arrival-rate", 150, "--held-out", 0.5, "--seed", 3)
-    lengths = ("--grid", "from_batch=1/3", "--grid", "num_draft_tokens=4/1")
-    verb = ("tune", traces, "--cost-model", costs, *load, "--family", "schedule", *lengths)
-    found = {}
-    for engine in ("vllm", "sglang"):
-        document = json.loads(specctl(*verb, "--for", engine, "--json").out)
-        assert f"batches as in {engine}" in document["approximations"]
-        label = "schedule:from_batch=1/3:num_draft_tokens=4/1"
-        [standing] = [one for one in document["policies"] if one["policy"] == label]
-        found[engine] = standing["held_out"]["verified_per_call"]["value"]
-    assert found["vllm"] != found["sglang"]
 
 
 def test_tuning_for_an_engine_refuses_what_it_lacks(traces: Path, costs: Path) -> None:
@@ -547,12 +502,3 @@ def test_room_for_longer_policies_is_left_unused() -> None:
     trace = TraceSettings(out="t", dense=True)
     logged = VLLM.write(chain, Serving(drafter=drafter, max_draft_tokens=8, trace=trace))
     assert "policy" not in json.loads(logged.files["specctl-vllm.json"])
-
-
-def test_a_rule_cannot_act_while_every_position_is_logged() -> None:
-    words = resolve_policy("confidence:window=4").policy
-    serving = Serving(
-        drafter=EngineDrafter(model="d", method="eagle3"), trace=TraceSettings(out="t", dense=True)
-    )
-    with pytest.raises(EngineError, match="chain:num_draft_tokens=4 for the log"):
-        VLLM.write(words, serving)

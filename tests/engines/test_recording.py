@@ -184,8 +184,8 @@ def test_of_equal_logits_only_the_text_tells_which_was_chosen() -> None:
     assert matches(taken, greedy=True) == [None, False, None]
 
 
-def test_a_dense_log_lacks_no_position() -> None:
-    """A text with a position behind which nothing was drafted is left out, and counted."""
+def test_a_dense_log_lacks_no_position(caplog: pytest.LogCaptureFixture) -> None:
+    """A text with a position behind which nothing was drafted is left out, counted, and named."""
     log = DenseSteps(read_all, 2)
     prompt = {"prompt": (4, 5)}
 
@@ -199,6 +199,7 @@ def test_a_dense_log_lacks_no_position() -> None:
     [one] = log.publish()
     assert one.prompt_ids == {"a"}
     assert log.lost == {recording.UNDRAFTED: 1}
+    assert "the log leaves out requests with an undrafted position" in caplog.text
     assert one.tables()["rounds"]["num_accepted"].to_pylist() == [1, 0]
     assert one.tables()["nodes"]["token_id"].to_pylist() == [1, 2, 3, 2, 3, 1]
     assert log.held_bytes == 0
@@ -335,19 +336,6 @@ def test_a_slow_disk_ends_tracing(caplog: pytest.LogCaptureFixture) -> None:
     found.close()
 
 
-def test_requests_that_a_dense_log_leaves_out_are_counted_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    log = DenseSteps(read_all, 2)
-    path = tmp_path / "set"
-    found = recorder(log, lambda: TraceWriter.open(path, header(log.policy)))
-    found.hand_over(dense_step("a", 0, 1, NOTHING, prompt=(4, 5)))
-    found.hand_over(dense_step("a", 1, END, NOTHING))
-    found.close()
-    assert found.lost == {"requests with an undrafted position": 1}
-    assert "the log leaves out requests with an undrafted position" in caplog.text
-
-
 def test_a_bound_on_bytes_ends_tracing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "set"
     found = recorder(live(), lambda: TraceWriter.open(path, header()), 1, flush_s=0.01)
@@ -365,16 +353,6 @@ def test_running_requests_are_not_in_the_log_and_are_counted(tmp_path: Path) -> 
     found.close()
     assert TraceSet.open(str(path)).prompt_ids == ("a",)
     assert found.lost == {"requests that had not ended": 1}
-
-
-def test_running_requests_that_take_too_much_memory_end_tracing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    found = recorder(live(), Failing, held_bytes=1)
-    found.hand_over(step({"a": (1, [1])}, drafted(["a"], [[1, 2]])))
-    found._thread.join()
-    assert "rows of unfinished prompts take" in caplog.text
-    assert not found.is_on
 
 
 def test_a_segment_is_published_early_where_rows_take_much_memory(

@@ -7,7 +7,6 @@ the functions that count and format are taken out of its files, and given what t
 from __future__ import annotations
 
 import ast
-import os
 import sys
 import time
 import zipfile
@@ -21,11 +20,9 @@ import pytest
 from specctl.errors import InputError
 from specctl.logs.importing import import_file
 from specctl.logs.sources import Source
+from tests.engines.sglang_wheel import WHEEL, needs_wheel
 
-WHEEL = os.environ.get("SPECCTL_SGLANG_WHEEL")
-pytestmark = pytest.mark.skipif(
-    WHEEL is None, reason="SPECCTL_SGLANG_WHEEL does not name SGLang's wheel"
-)
+pytestmark = needs_wheel
 NUM_DRAFT_TOKENS, BATCH_SIZE, INTERVAL = 4, 2, 40
 ROUNDS = [(3, 0), (1, 2), (0, 0), (3, 3), (2, 0)] * 16
 """Draft tokens that both requests of a step accept; two intervals of steps."""
@@ -45,7 +42,7 @@ SPEC = SimpleNamespace(speculative_num_draft_tokens=NUM_DRAFT_TOKENS, speculativ
 
 def sglang(path: str, *names: str, **given: Any) -> SimpleNamespace:
     """Classes and functions of a file, and methods as `Class.method`, in a namespace of `given`."""
-    text = zipfile.ZipFile(WHEEL or "").read(f"sglang/srt/{path}").decode()
+    text = zipfile.ZipFile(WHEEL).read(f"sglang/srt/{path}").decode()
     found = {
         f"{outer.name}.{inner.name}": inner
         for outer in ast.parse(text).body

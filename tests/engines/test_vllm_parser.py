@@ -1,4 +1,5 @@
-"""Exports to vLLM, through the parser of its own server: arguments to engine configuration.
+"""Exports to vLLM, through the parser of its own server: arguments to engine configuration; and
+`specctl doctor` there.
 
 Run in the environment of `make engines`; elsewhere there is no vLLM.
 """
@@ -18,11 +19,15 @@ pytest.importorskip("vllm", reason="no vLLM here; make engines has one")
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from specctl.cli.doctor import check_vllm
 from specctl.embedded import embedded_path
+from specctl.engines import vllm_plugin
 from specctl.engines.engine import EngineDrafter, Serving
 from specctl.engines.export import ENGINES
 from specctl.engines.settings import FILE_NAME, TraceSettings
+from specctl.errors import EngineError
 from specctl.policy import ChainSchedule, RootOnly, build_shape
 from specctl.runtime.words import resolve_policy
 from tests.engines.exports import AS_IT_IS, RANGES, WRONG_VLLM
@@ -106,3 +111,19 @@ def test_what_is_refused_here_vllm_refuses_or_changes(case: str) -> None:
         [[first, _, length]] = settings[RANGES]
         table = lengths_of(configured("--speculative-config", text).speculative_config)
         assert table[first] < length
+
+
+def test_doctor_says_that_hooks_are_found_and_a_vllm_without_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SPECCTL_VLLM", raising=False)
+    found = check_vllm()
+    assert (found.state, found.fix) == ("ok", "")
+    assert "all hooks of the plugin present; off, as SPECCTL_VLLM is not set" in found.found
+    monkeypatch.setenv("SPECCTL_VLLM", '{"policy": "chain"}')
+    assert check_vllm().found.endswith("SPECCTL_VLLM is set")
+    monkeypatch.setattr(vllm_plugin, "CHECKED_VERSIONS", ("9.9",))
+    assert (check_vllm().state, check_vllm().fix[:11]) == ("wrong", "install 9.9")
+    monkeypatch.delattr(GPUModelRunner, "take_draft_token_ids")
+    with pytest.raises(EngineError, match="a method that the plugin replaces"):
+        check_vllm()

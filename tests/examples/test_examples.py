@@ -31,17 +31,6 @@ def test_own_pair(tmp_path: Path) -> None:
     assert all(row["equal_to_ar"] for row in rows)
 
 
-def test_own_pair_takes_models_and_prompts(tmp_path: Path) -> None:
-    """A relative file of prompts is found; a wrong model ends it with the command's own code."""
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "Hello?"}\n')
-    code, printed = run_example(
-        "own_pair.sh", tmp_path, "./no-such-model", "embedded", "mine.jsonl"
-    )
-    assert (code, printed.count("== ")) == (5, 1), printed
-    assert "error: " in printed
-    assert "no-such-model" in printed
-
-
 def test_production_responses(tmp_path: Path) -> None:
     """Replay on logged texts says what drafting along them calls."""
     printed = passes("production_responses.py", tmp_path, **SMALL)
@@ -92,17 +81,6 @@ def test_lossy_policy(tmp_path: Path) -> None:
 def test_a_loss_that_the_prompts_cannot_certify_ends_the_example(tmp_path: Path) -> None:
     code, printed = run_example("lossy_policy.sh", tmp_path, NUM_PROMPTS="2", MAX_LOSS="0.01")
     assert (code, printed.count("== ")) == (4, 1), printed
-
-
-def test_vllm_loop_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.util as of\n"
-        "find = of.find_spec\n"
-        "of.find_spec = lambda name, *rest: None if name == 'vllm' else find(name, *rest)\n"
-    )
-    code, printed = run_example("vllm_loop.py", tmp_path)
-    assert code == 1
-    assert "install vLLM 0.32.0" in printed
 
 
 def test_the_folder_is_listed_in_its_readme() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-import warnings
 from contextlib import nullcontext
 from importlib import import_module
 
@@ -20,7 +19,7 @@ from specctl.kernels import dispatch
 from specctl.kernels.dispatch import forced, runs_fused, wanted_backend
 from tests.kernels.calls import Call, calls
 from tests.kernels.conftest import FUSED
-from tests.kernels.helpers import captured, no_sync, on_device, overwrite, poisoned, tensors_of
+from tests.kernels.helpers import captured, on_device, overwrite, poisoned, tensors_of
 
 
 @pytest.fixture(autouse=True)
@@ -66,26 +65,6 @@ def test_what_cannot_run_is_refused(
 
 CALLS = calls()
 QUICK = [name for name, call in CALLS.items() if sum(t.numel() for t in call.tensors) < 2_000_000]
-
-
-def test_the_detector_of_waits_is_off_behind_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch warns once when it is switched on; left on, it would fail every later CUDA test."""
-    mode = "default"
-
-    def set_mode(new: str) -> None:
-        nonlocal mode
-        mode = new
-        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
-
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: mode)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
-    with no_sync():  # the project's filter of warnings lets this one pass
-        assert mode == "error"
-    assert mode == "default"
-    warnings.simplefilter("error")
-    with pytest.raises(UserWarning), no_sync():
-        pass
-    assert mode == "default"
 
 
 @pytest.mark.parametrize("package", sorted({call.package for call in CALLS.values()}))

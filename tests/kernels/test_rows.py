@@ -168,16 +168,6 @@ def test_every_cut_of_a_row(backend: str, device: torch.device) -> None:
         check_features(torch.randn(num_rows, vocab_size, generator=draw).to(device), 10, 10)
 
 
-def test_margin_and_ratio() -> None:
-    logits = torch.tensor([[4.0, 1.0, 3.0], [2.0, -1.0, -3.0], [-1.0, -3.0, -2.0], [0.0, 0.0, 0.0]])
-    found = node_features(logits, 1, 1)
-    assert found.margin.tolist() == [1, 3, 1, 0]
-    never = float("-inf")  # a ratio of 2 in the third row would pass any threshold
-    assert found.ratio.tolist() == [0.75, never, never, never]
-    alone = node_features(torch.tensor([[3.0]]), 1, 1)
-    assert (alone.margin.item(), alone.ratio.item()) == (float("inf"), never)
-
-
 # --------------------------------------------------------------------------- ranks of tokens
 
 

@@ -266,22 +266,6 @@ def test_slots_follow_the_lengths(backend: str, device: torch.device) -> None:
         assert [count > 0 for count in found] == [size > 0 for size in sizes]
 
 
-def test_lengths_are_read_where_they_lie(device: torch.device) -> None:
-    """As a captured graph does: the same launch, other lengths in place."""
-    long, short = LAYOUTS["prefix of whole blocks"], LAYOUTS["one node, no prefix"]
-    case, other = (given(layout, HEADS["alone"], torch.float32) for layout in (long, short))
-    now, then = case.on(device), other.on(device)
-    for name in ("prefixes", "offsets"):
-        now[name].copy_(then[name])
-    for name in ("keys", "values"):
-        now[name][:, :, :1] = then[name][:, :, :1]
-    now["query"][:1] = then["query"]
-    now["ancestors"][:1, :2] = then["ancestors"]
-    found = tree_attention(**now)
-    assert_near(found[:1], other.expected)
-    assert found[1:].count_nonzero() == 0
-
-
 @pytest.mark.cuda
 def test_a_graph_reads_the_lengths_of_its_replay() -> None:
     """Captured at capacity; trees, prefixes and the rows that have nodes change in place."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from specctl.kernels.verify_tree import Acceptance, Judged, RunnerUp, Walk, verify_tree, walk_tree
 from specctl.policy import build_acceptance
 from specctl.policy.mars import Mars, top_two
-from specctl.policy.verification import AcceptanceRule, DraftLaw, Verification
+from specctl.policy.verification import AcceptanceRule, DraftDistribution, Verification
 from specctl.runtime.verifying import Relaxation
 from specctl.tree import TokenTree
 from tests.kernels.helpers import CPU, poisoned
@@ -369,12 +369,12 @@ def verification(seed: int, *, sampled: bool) -> Verification:
         tree=tree,
         target_ids=drawn,
         logits=logits,
-        law=law,
+        processed=law,
         greedy=greedy,
         seeds=torch.zeros(rows, dtype=torch.int64),
         positions=tree.depth,
         memory=10 * batch.rand(rows, 8).double().sort(1, descending=True).values,
-        draft_law=DraftLaw(drafted, torch.arange(VOCAB)),
+        drafted_from=DraftDistribution(drafted, torch.arange(VOCAB)),
     )
 
 
@@ -423,14 +423,14 @@ def runner_up_of(record: Mars, given: Verification) -> RunnerUp:
     node_at = torch.arange(given.target_ids.numel()).view_as(given.target_ids)
     laid = SimpleNamespace(node_at=node_at)
     asked: Any = SimpleNamespace(logits=given.logits.flatten(0, 1), laid=laid)
-    return relaxation.runner_up(asked, given.law.flatten(0, 1), given.greedy)
+    return relaxation.runner_up(asked, given.processed.flatten(0, 1), given.greedy)
 
 
 def test_a_runner_up_that_ties_is_as_mars_judges() -> None:
     """Of logits that tie, the target's token is the first, whatever top-k says."""
     given = verification(1, sampled=False)
     logits = given.logits.clamp(max=4.0)
-    given = replace(given, logits=logits, law=logits, target_ids=logits.argmax(-1))
+    given = replace(given, logits=logits, processed=logits, target_ids=logits.argmax(-1))
     record = Mars(theta=0.9, deny_token_ids=DENIED)
     rule = build_acceptance(record, eos_ids=(EOS,))
     assert (top_two(logits, given.target_ids, given.greedy).second != logits.argmax(-1)).all()

@@ -14,7 +14,8 @@ import torch
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
 from specctl.features import node_features
 from specctl.logs import node_sample
-from specctl.logs.node_sample import LoggedNodes, frontier_rule, sample_nodes
+from specctl.logs.node_sample import LoggedNodes, sample_nodes
+from specctl.policy.rules import BaseShape
 from specctl.train.configs import DEFAULT_FEATURES
 from tests.train.cases import DEPTH, TOP_K, node_source
 
@@ -36,7 +37,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> LoggedNodes:
 def plain_rows(source: LoggedNodes, label: str, names: tuple[str, ...]) -> tuple[Any, Any]:
     """Features and labels of all nodes, one by one."""
     features, accepted = [], []
-    for batch in source.batches(frontier_rule(DEPTH, TOP_K, TOP_K, names)):
+    for batch in source.batches(BaseShape(DEPTH, TOP_K, TOP_K, max_tokens=1)):
         values, parent = node_features(batch.pool, names), batch.pool.parent
         for row, node in batch.known.nonzero().tolist():
             if node == 0 or (label == "conditional" and not batch.accepted[row, parent[row, node]]):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specctl.collect.dense.drafters import DenseSource
+from specctl.collect.dense.drafters import DenseDrafter
 from specctl.features import RECENT_TOKENS
 from specctl.policy import Shape, StepCost, build_shape
 from specctl.policy.growing import grow_tree
@@ -23,7 +23,7 @@ from tests.trees import check_tree
 Probabilities = Callable[[tuple[int, ...]], list[float]]
 
 
-class PathDrafter:
+class PathDrafter(DenseDrafter):
     """A drafter whose distribution after a path is looked up; rows may differ."""
 
     aux_layers: tuple[int, ...] = ()
@@ -34,8 +34,8 @@ class PathDrafter:
         self.paths: list[list[tuple[int, ...]]] = []
         self.num_expansions = 0
 
-    def begin_round(self, num_rows: int) -> Tensor:
-        self.paths = [[()] for _ in range(num_rows)]
+    def begin_round(self) -> Tensor:
+        self.paths = [[()] for _ in self.rows]
         return self._logits()[:, 0]
 
     def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
@@ -51,9 +51,6 @@ class PathDrafter:
     def _logits(self) -> Tensor:
         rows = zip(self.rows, self.paths, strict=True)
         return torch.tensor([[law(path) for path in paths] for law, paths in rows]).log()
-
-    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        return draft_ids
 
 
 class Round(NamedTuple):
@@ -85,7 +82,7 @@ def play(
     drafter, root = PathDrafter(rows), torch.full((len(rows),), 99)
     text = (torch.arange(RECENT_TOKENS) % 3).expand(len(rows), -1)
     recent = text if rule.needs_text else None
-    pool = grow_tree(rule, plan, DenseSource(drafter), root, Stopwatch(), recent)
+    pool = grow_tree(rule, plan, drafter, root, Stopwatch(), recent)
     return Round(plan, pool, rule.select(plan, pool), drafter)
 
 
@@ -248,7 +245,7 @@ def verification(
     drawn: TokenTree,
     logits: Tensor,
     target_ids: Tensor | None = None,
-    law: Tensor | None = None,
+    processed: Tensor | None = None,
     **more: Any,
 ) -> Verification:
     """Greedy unless the target's tokens are given; seeds 0, 1, ..."""
@@ -257,7 +254,7 @@ def verification(
         "tree": drawn,
         "target_ids": logits.argmax(-1) if target_ids is None else target_ids,
         "logits": logits,
-        "law": logits if law is None else law,
+        "processed": logits if processed is None else processed,
         "greedy": torch.full((rows,), target_ids is None),
         "seeds": torch.arange(rows),
         "positions": 1 + drawn.depth,

@@ -7,58 +7,26 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from specctl.policy import EntropyStop, JensenShannon, build_acceptance, build_shape
-from specctl.policy.adasd import JensenShannonRule, Running, RunningMeans, Samples, samples_of
+from specctl.policy.adasd import JensenShannonRule, Running, samples_of
 from specctl.policy.growing import Growth
-from specctl.policy.verification import DraftLaw, Outcome, Verification
+from specctl.policy.verification import DraftDistribution, Outcome, Verification
 from specctl.tree import TokenTree
 from tests.policy import drafts
 
 
-def memory_of(accepted: list[float], rejected: list[float], extra: int = 0) -> Tensor:
-    """`[1, 6 + extra]` after these values, by the layout and not by the code."""
-    count = [float(len(accepted)), float(len(rejected))]
-    row = [*count, *count, sum(accepted), sum(rejected), *([0.0] * extra)]
+def memory_of(accepted: list[float], rejected: list[float]) -> Tensor:
+    """`[1, 4]` after these values, by the layout and not by the code."""
+    row = [len(accepted), len(rejected), sum(accepted), sum(rejected)]
     return torch.tensor([row], dtype=torch.float64)
 
 
-VALUES = st.floats(0, 8, width=32)
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.tuples(st.lists(VALUES, max_size=4), st.lists(VALUES, max_size=1)), max_size=6),
-    st.sampled_from([None, 1.0, 5.0]),
-)
-def test_means_are_those_of_plain_lists(
-    rounds: list[tuple[list[float], list[float]]], half_life: float | None
-) -> None:
-    """A value fades by the tokens of later rounds; those of one round are of one age."""
-    running = Running(RunningMeans(half_life=half_life))
-    memory = torch.zeros(1, 6, dtype=torch.float64)
-    for accepted, rejected in rounds:
-        padded = [*accepted, *([99.0] * (4 - len(accepted))), *(rejected or [99.0])]
-        used = torch.arange(5) < len(accepted)
-        last = torch.tensor([[False] * 4 + [bool(rejected)]])
-        memory = running.noted(memory, Samples(torch.tensor([padded]).double(), used[None], last))
-    for side, found in enumerate(running.means(memory)[0].tolist()):
-        total, weights, later = 0.0, 0.0, 0
-        for values in (both[side] for both in reversed(rounds)):
-            fade = 1.0 if half_life is None else 0.5 ** (later / half_life)
-            total += fade * sum(values)
-            weights += fade * len(values)
-            later += len(values)
-        assert found == pytest.approx(total / weights if weights else math.nan, nan_ok=True)
-
-
 def test_a_mean_counts_from_enough_samples_on() -> None:
-    running = Running(RunningMeans(min_samples=3))
+    running = Running(3)
     assert running.known(memory_of([1.0] * 3, [2.0] * 2)).tolist() == [[True, False]]
-    none = Running(RunningMeans(min_samples=0))
+    none = Running(0)
     assert none.known(memory_of([], [1.0])).tolist() == [[False, True]], "no mean of nothing"
 
 
@@ -166,8 +134,10 @@ def chain(
     tree = drafts.tree_of_nodes(5, *((token, step) for step, token in enumerate(draft)))
     at_parent = torch.tensor([[FLAT, *(q for q, _ in laws)]]).log()
     after = torch.tensor([[*(p for _, p in laws), FLAT]]).log()
-    draft_law = DraftLaw(at_parent, torch.arange(VOCAB))
-    return drafts.verification(tree, after, torch.tensor([own]), memory=memory, draft_law=draft_law)
+    drafted_from = DraftDistribution(at_parent, torch.arange(VOCAB))
+    return drafts.verification(
+        tree, after, torch.tensor([own]), memory=memory, drafted_from=drafted_from
+    )
 
 
 def plain_distance(p: list[float], q: list[float]) -> float:
@@ -179,9 +149,9 @@ def plain_distance(p: list[float], q: list[float]) -> float:
 
 
 FAR = plain_distance(FLAT, SHARP)
-HALFWAY = memory_of([FAR - 0.1], [FAR + 0.3], 2)
+HALFWAY = memory_of([FAR - 0.1], [FAR + 0.3])
 """Threshold FAR + .1: everything passes."""
-TIGHT = memory_of([0.0], [FAR], 2)
+TIGHT = memory_of([0.0], [FAR])
 """Threshold FAR / 2: equal laws pass, FLAT against SHARP does not."""
 STEPS = [(FLAT, FLAT), (SHARP, FLAT), (SHARP, SHARP)]
 
@@ -199,8 +169,8 @@ def rule(eos_ids: tuple[int, ...] = (), **fields: object) -> JensenShannonRule:
         (TIGHT, {}, [0, 2, 0, 0], [True, True, True]),
         (TIGHT, {}, [0, 0, 0, 0], [True, False, True]),
         (HALFWAY, {}, [0, 0, 0, 0], [True, True, True]),
-        (memory_of([], [], 2), {}, [0, 2, 0, 0], [False, True, False]),
-        (memory_of([0.9], [], 2), {}, [0, 2, 0, 0], [False, True, False]),
+        (memory_of([], []), {}, [0, 2, 0, 0], [False, True, False]),
+        (memory_of([0.9], []), {}, [0, 2, 0, 0], [False, True, False]),
         # Nothing passes beyond the clip.
         (HALFWAY, {"max_threshold": 0.05}, [0, 0, 0, 0], [True, False, True]),
         (HALFWAY, {"max_threshold": 0.0}, [0, 2, 0, 0], [False, True, False]),
@@ -229,8 +199,8 @@ def test_a_denied_token_is_neither_accepted_nor_skipped(drafted_id: int, own_id:
 def near(tree: TokenTree, own: Tensor) -> Verification:
     """The target's tokens where both laws are flat at every node."""
     law = torch.tensor(FLAT).log().expand(*tree.parent.shape, -1)
-    draft_law = DraftLaw(law, torch.arange(VOCAB))
-    return drafts.verification(tree, law, own, memory=HALFWAY, draft_law=draft_law)
+    drafted_from = DraftDistribution(law, torch.arange(VOCAB))
+    return drafts.verification(tree, law, own, memory=HALFWAY, drafted_from=drafted_from)
 
 
 @pytest.mark.parametrize(
@@ -248,31 +218,16 @@ def test_a_matching_child_comes_before_the_likeliest(own: list[int], admitted: l
     assert rule().judge(near(tree, torch.tensor([own]))).admitted[0].int().tolist() == admitted
 
 
-@pytest.mark.parametrize(
-    ("variant", "threshold"),
-    [
-        ("base", (0.2 + 0.6) / 2),
-        ("A", 0.2),
-        ("B", (5 * 0.2 + 2 * 0.6) / 7),
-        ("C", (3 * 0.2 + 1 * 0.6) / 4),
-    ],
-)
-def test_variants_weigh_the_two_means(variant: str, threshold: float) -> None:
-    """Appendix B: 5 accepted and 2 rejected tokens; 3 sequences accepted some, 1 rejected one."""
-    memory = memory_of([0.2] * 5, [0.6] * 2, 2)
-    memory[0, 6:] = torch.tensor([3.0, 1.0])
-    found = rule(variant=variant).threshold(memory)
-    assert found.tolist() == pytest.approx([threshold])
-
-
-def test_what_an_acceptance_learns_is_distance_and_sequences() -> None:
-    learner = rule()
-    memory = learner.observe(torch.zeros(1, 8).double(), outcome([0, 1], NODE_VALUES))
-    assert memory[0].tolist() == pytest.approx([1, 1, 1, 1, 0.1, 0.2, 1, 1])
-    memory = learner.observe(memory, outcome([0, 1, 3, 5], NODE_VALUES))
-    assert memory[0].tolist() == pytest.approx([4, 1, 4, 1, 0.7, 0.2, 2, 1])
-    memory = learner.observe(memory, outcome([0], NODE_VALUES))
-    assert memory[0].tolist() == pytest.approx([4, 2, 4, 2, 0.7, 0.3, 2, 2])
+def test_what_is_learned_is_of_the_path_and_the_first_token_behind_it() -> None:
+    learner, memory = rule(), torch.zeros(1, 4).double()
+    for path, wanted in (
+        ([0, 1], [1, 1, 0.1, 0.2]),
+        ([0, 1, 3, 5], [4, 1, 0.7, 0.2]),
+        ([0], [4, 2, 0.7, 0.3]),
+    ):
+        memory = learner.observe(memory, outcome(path, NODE_VALUES))
+        assert memory[0].tolist() == pytest.approx(wanted)
+    assert learner.threshold(memory).tolist() == pytest.approx([(0.7 / 4 + 0.3 / 2) / 2])
 
 
 def test_random_trees_never_admit_two_children() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -110,22 +109,6 @@ def test_no_other_choice_has_a_better_rate_or_surplus(seed: int) -> None:
         tokens, spent = found[shared(marginal(price, stairs), *drafted)]
         assert tokens - price * spent == pytest.approx(most, abs=1e-12)
     assert tokens / spent == pytest.approx(best)
-
-
-LINEAR = policy.StepCost(token_counts=(1, 2), step_us=(100.0, 110.0))
-
-
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("bar", [0.02, 0.1, 0.3, 0.7])
-def test_a_line_makes_it_a_threshold(seed: int, bar: float) -> None:
-    """Each token costs 10 us: a node is verified iff its probability is at least rate · 10 us."""
-    pool, submitted = drafts.draft(TREE, [drafts.random_law(seed), drafts.random_law(50 + seed)])
-    prob = pool.joint_logp.double().exp()
-    wanted = tuple(
-        frozenset(node for node in nodes if node == 0 or prob[row, node] >= bar)
-        for row, nodes in enumerate(submitted.tolist())
-    )
-    assert shared(marginal(bar / 10, LINEAR), pool, submitted) == wanted
 
 
 def test_ties_go_to_the_shallower_then_to_the_earlier_request() -> None:
@@ -331,11 +314,3 @@ def test_budgets_equal_the_plain_telling(name: str, widths: tuple[int, int], ord
         kept = elastic(given, max_tokens, order=order, **fields)
         assert kept == told_plainly(given, max_tokens, **fields, by_row=order == "row")
         assert drafts.num_tokens(kept) == min(max_tokens, total), "all of it is used, never more"
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_more_budget_takes_no_node_away(name: str) -> None:
-    given = round_of(SHAPES[name], LAWS)
-    choices = [elastic(given, size, default_width=2) for size in range(9, 80, 5)]
-    for less, more in pairwise(choices):
-        assert all(few <= many for few, many in zip(less, more, strict=True))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from specctl.collect.dense.drafters import DenseSource
 from specctl.errors import UsageError
 from specctl.policy import (
     Calibration,
@@ -201,12 +200,12 @@ def test_families_that_read_no_entropy_decide_without_one(
     family, rule = shape_family(EXAMPLES[name]), build_shape(EXAMPLES[name])
     _, tree, _ = grow(rule, LAWS)
 
-    class Blind(DenseSource):
+    class Blind(drafts.PathDrafter):
         def children(self, *given: Any) -> Children:
             nothing = torch.full_like((found := super().children(*given)).entropy, math.nan)
             return found._replace(entropy=nothing, topk_entropy=nothing)
 
-    monkeypatch.setattr(drafts, "DenseSource", Blind)
+    monkeypatch.setattr(drafts, "PathDrafter", Blind)
     if not family.reads_entropy:
         _, blind, _ = grow(rule, LAWS)
         assert torch.equal(blind.token_ids, tree.token_ids)

@@ -22,9 +22,9 @@ from specctl.cli import fitting as _fitting  # adds the verbs  # noqa: F401
 from specctl.cli.app import fit_app
 from specctl.policy import EntropyBins, ScoredTree, Shape, build_shape
 from specctl.policy.families import build_acceptance
-from specctl.policy.verification import DraftLaw, Outcome
+from specctl.policy.verification import DraftDistribution, Outcome
 from specctl.runtime.words import resolve_policy
-from specctl.train.partition import printed_edges
+from specctl.train.cart import printed_edges
 from specctl.train.presets import PRESETS
 from tests.policy import drafts
 from tests.policy.drafts import Probabilities, paths_of, play
@@ -431,7 +431,7 @@ def test_adasd_accepts_below_the_midpoint_of_mean_distances() -> None:
             torch.tensor([[*p, flat]]).log(),
             torch.tensor([[*own, 0]]),
             memory=memory,
-            draft_law=DraftLaw(torch.tensor([[flat, *mixed]]).log(), torch.arange(6)),
+            drafted_from=DraftDistribution(torch.tensor([[flat, *mixed]]).log(), torch.arange(6)),
         )
         judged = rule.judge(given)
         if all(abs(one - bar) > 1e-5 for one in far):

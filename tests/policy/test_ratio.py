@@ -35,7 +35,7 @@ from specctl.policy import (
 from specctl.policy.growing import grow_tree
 from specctl.policy.ratio import Chances, chances
 from specctl.policy.rules import Frontier, Level, RoundStart
-from specctl.policy.verification import DraftLaw, Verification
+from specctl.policy.verification import DraftDistribution, Verification
 from specctl.tree import Children, DraftPool, TokenTree, take
 from tests.policy.ratio_reference import RandomLaws
 
@@ -95,12 +95,12 @@ def verification(
         tree=tree,
         target_ids=torch.zeros(rows, slots, dtype=torch.int64),
         logits=law.log(),
-        law=law.log(),
+        processed=law.log(),
         greedy=torch.zeros(rows, dtype=torch.bool),
         seeds=torch.arange(rows),
         positions=torch.arange(slots).expand(rows, slots) + 7,
         memory=torch.zeros(rows, 0),
-        draft_law=DraftLaw(torch.cat([behind[:, :1], behind[:, :-1]], 1).log(), ids),
+        drafted_from=DraftDistribution(torch.cat([behind[:, :1], behind[:, :-1]], 1).log(), ids),
     )
 
 
@@ -108,7 +108,7 @@ def submitted(shape: Shape, drafter: RandomLaws, drafts: list[tuple[int, ...]]) 
     """What the shape's production rule submits of each draft."""
     rule = build_shape(shape)
     # A memory in which AdaSD's mean accepted and rejected entropies are .7 and .9 nats.
-    memory = torch.tensor([[9, 9, 9, 9, 6.3, 8.1]], dtype=torch.float64)[:, : rule.memory_size]
+    memory = torch.tensor([[9, 9, 6.3, 8.1]], dtype=torch.float64)[:, : rule.memory_size]
     plan = rule.begin(RoundStart(len(drafts), memory.expand(len(drafts), -1)))
     roots = torch.zeros(len(drafts), dtype=torch.int64)
     pool: DraftPool = grow_tree(rule, plan, GivenDrafts(drafter, drafts), roots, Silent())
@@ -224,10 +224,10 @@ def with_rest(given: Verification, rest: torch.Tensor) -> Chances:
 
 def laws(given: Verification) -> tuple[torch.Tensor, torch.Tensor]:
     """p and q where each draft token was drawn."""
-    assert given.draft_law is not None
-    q = torch.zeros_like(given.law)
-    q.index_add_(2, given.draft_law.target_ids, given.draft_law.logits.softmax(-1))
-    return given.law.softmax(-1)[:, :-1], q[:, 1:]
+    assert given.drafted_from is not None
+    q = torch.zeros_like(given.processed)
+    q.index_add_(2, given.drafted_from.target_ids, given.drafted_from.logits.softmax(-1))
+    return given.processed.softmax(-1)[:, :-1], q[:, 1:]
 
 
 @mutant
@@ -249,25 +249,25 @@ def residual_not_normalised(given: Verification) -> Chances:
 
 @mutant
 def draft_law_of_another_temperature(given: Verification) -> Chances:
-    law = given.draft_law
+    law = given.drafted_from
     assert law is not None
-    return chances(replace(given, draft_law=replace(law, logits=law.logits * 1.25)))
+    return chances(replace(given, drafted_from=replace(law, logits=law.logits * 1.25)))
 
 
 @mutant
 def bonus_from_the_row_above(given: Verification) -> Chances:
     found = chances(given)
     rest = found.rest.clone()
-    rest[:, -1] = given.law.softmax(-1)[:, -2]
+    rest[:, -1] = given.processed.softmax(-1)[:, -2]
     return replace(found, rest=rest)
 
 
 @mutant
 def draft_law_of_the_row_above(given: Verification) -> Chances:
-    law = given.draft_law
+    law = given.drafted_from
     assert law is not None
     shifted = torch.cat([law.logits[:, :1], law.logits[:, :-1]], 1)
-    return chances(replace(given, draft_law=replace(law, logits=shifted)))
+    return chances(replace(given, drafted_from=replace(law, logits=shifted)))
 
 
 @mutant
@@ -298,7 +298,7 @@ def test_greedy_rows_are_strict() -> None:
     drafts = list(every_draft(TARGET, 2))
     tree = submitted(Chain(num_draft_tokens=2), TARGET, drafts)
     given = verification(TARGET, TARGET, tree, drafts)
-    own = given.law.argmax(-1)
+    own = given.processed.argmax(-1)
     given = replace(given, greedy=torch.ones_like(given.greedy), target_ids=own)
     found, strict = (
         build_acceptance(one).judge(given) for one in (Ratio(), Policy(shape=Chain()).acceptance)

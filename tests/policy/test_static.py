@@ -189,13 +189,6 @@ def test_plan_of_every_bin_and_its_options() -> None:
     assert tiny.plan_tokens[0] == 10, "a chain of the extended depth always fits"
 
 
-def test_lowest_bin_extends_and_prunes() -> None:
-    rule = build_shape(hetero(edges=(50.0,)))
-    pool, tree, _ = grow(rule, [random_law(0)])
-    assert int(pool.depth.max()) == 4  # 2 + alpha 2 - rank 0
-    assert int(tree.num_nodes) == 6  # ceil(0.5 · 7 + 2)
-
-
 def test_highest_bin_is_the_base_tree() -> None:
     shape = hetero(edges=(0.0, 0.001, 0.002))
     _, tree, drafter = grow(build_shape(shape), [random_law(0)])

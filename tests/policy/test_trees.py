@@ -462,9 +462,3 @@ def test_a_row_stops_once() -> None:
     for depth, stopped in ((1, [True, False]), (2, [True, True]), (3, [True, False])):
         stop_rows(plan, Level(depth, pool, 1), torch.tensor(stopped))
     assert plan.max_depth.tolist() == [1, 2]
-
-
-def test_defaults_of_ddd_are_the_papers() -> None:
-    paper = DynamicDepth()
-    found = (paper.depth, paper.top_k, paper.check_levels, paper.min_beam_logp)
-    assert found == (11, 10, (5, 7, 9), -0.3)

@@ -8,12 +8,11 @@ from contextlib import suppress
 import pytest
 
 from specctl.artifacts.signing import SigningKey
-from specctl.errors import ArtifactError
-from specctl.registry import Copied, Writer, copy_registry, opening, promote, push, rollback
-from specctl.registry.log import LOGS, Publish
+from specctl.errors import ArtifactError, RegistryError
+from specctl.registry import Writer, promote, push, rollback
+from specctl.registry.log import Publish
 from specctl.registry.trust import Trust
 from specctl.registry.verifying import verify
-from specctl.stores import ObjectStore
 from tests.registry.worlds import NAME, Dying, Killed, package, registry_on, writer_on
 from tests.stores.memory import MemoryStore
 
@@ -77,7 +76,8 @@ def test_a_kill_at_any_call_leaves_all_or_nothing(verb: Verb, *, is_after: bool)
         with pytest.raises(Killed):
             verb(writer_on(Dying(store, dies_at, is_after), KEY))
         check_readers(store)
-        verb(writer_on(store, KEY))
+        with suppress(RegistryError):  # a rollback that was done is refused
+            verb(writer_on(store, KEY))
         check_readers(store)
 
 
@@ -92,37 +92,3 @@ def test_the_wrong_order_would_be_seen() -> None:
         except ArtifactError:
             num_torn += 1
     assert num_torn >= len(package("three").files)
-
-
-@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
-def test_a_copy_cut_off_anywhere_is_whole_as_far_as_it_goes(
-    monkeypatch: pytest.MonkeyPatch, *, is_after: bool
-) -> None:
-    """And copying again completes it."""
-    source = registry_on(begun())
-
-    def place() -> MemoryStore:
-        store = MemoryStore()
-        store.url = "copy"
-        return store
-
-    def copied(store: ObjectStore) -> Copied:
-        monkeypatch.setattr(opening, "open_store", lambda _: store)
-        return copy_registry(source, "copy")
-
-    dying = Dying(place())
-    copied(dying)
-    assert dying.num_calls > 25
-    for dies_at in range(dying.num_calls):
-        store = place()
-        with suppress(Killed):
-            copied(Dying(store, dies_at, is_after))
-        if "registry.json" in store.kept:
-            assert verify(registry_on(store), Trust()).findings == []
-        again = copied(store)
-        assert verify(registry_on(store), Trust()).findings == []
-        assert again == Copied(num_names=2, num_entries=5, num_artifacts=3)
-        logs = {one.key for one in source.store.objects(LOGS)}
-        assert {one.key for one in store.objects(LOGS)} == logs
-        inner = source.store.kept  # type: ignore[attr-defined]
-        assert all(store.kept[key] == data for key, data in inner.items() if "probe" not in key)

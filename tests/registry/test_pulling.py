@@ -5,11 +5,8 @@ Offline: what was pulled under this name from this registry, by today's trust fi
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -221,40 +218,6 @@ def test_a_digest_pulled_under_one_name_is_no_other_name_s(
     assert pull_offline(URL, scratch, reader).artifact.digest == chain.digest
     assert code_of(pull_offline, URL, own, reader) == "E_OFFLINE"
     assert code_of(pull_offline, "s3://never/asked", scratch, reader) == "E_OFFLINE"
-    for url, reference in ((URL, own), ("elsewhere", own)):
-        place = reader.cache._note(url, reference)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(reader.cache._note(URL, scratch).read_bytes())
-        assert code_of(pull_offline, url, reference, reader) == "E_OFFLINE", "a moved note"
-    pull(registry_on(signed), PROD, reader)
-    assert pull_offline(URL, own, reader).artifact.digest == chain.digest, "by the version of prod"
-
-
-NOTES: dict[str, Callable[[list[str], list[str]], dict[str, Any]]] = {
-    "no entries": lambda own, other: {"entries": []},
-    "no entry": lambda own, other: {"entries": ["{}"]},
-    "another field": lambda own, other: {"more": 1},
-    "the publication alone": lambda own, other: {"entries": own[:1]},
-    "the move alone": lambda own, other: {"entries": own[1:]},
-    "the wrong order": lambda own, other: {"entries": own[::-1]},
-    "a publication elsewhere": lambda own, other: {"entries": [other[0], own[1]]},
-    "a move elsewhere": lambda own, other: {"entries": [own[0], other[1]]},
-}
-
-
-@pytest.mark.parametrize("case", NOTES)
-def test_a_note_that_contradicts_itself_is_refused(
-    case: str, reader: Reader, chain: Package, tmp_path: Path
-) -> None:
-    elsewhere, other = MemoryStore(), reader_in(tmp_path / "other")
-    push(writer_on(elsewhere, KEY), chain, NAME)
-    promote(writer_on(elsewhere, KEY), NAME, "prod", chain.digest)
-    pull(registry_on(elsewhere), PROD, other)
-    place, theirs = (one.cache._note(URL, PROD) for one in (reader, other))
-    note = json.loads(place.read_text())
-    change = NOTES[case](note["entries"], json.loads(theirs.read_text())["entries"])
-    place.write_text(json.dumps(note | change))
-    assert code_of(pull_offline, URL, PROD, reader) == "E_OFFLINE"
 
 
 def test_the_trust_file_of_today_counts(signed: MemoryStore, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from specctl.artifacts.manifest import TENSORS, digest_of
 from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, SigningKey, sign_artifact
 from specctl.errors import ArtifactError, RegistryError, StoreError
-from specctl.registry import Package, Reference, promote, push, verify
+from specctl.registry import Package, Reference, init_registry, promote, push, verify
 from specctl.registry.content import blob_key, manifest_key, signature_folder
 from specctl.registry.listing import name_rows, search
 from specctl.registry.log import entry_key
@@ -22,7 +22,15 @@ from specctl.registry.trust import Trust
 from specctl.registry.verifying import Finding
 from specctl.stores import LocalStore, TransientError, local
 from tests.artifacts.examples import PAIR
-from tests.registry.worlds import NAME, PROD, package, registry_on, trusting, writer_on
+from tests.registry.worlds import (
+    NAME,
+    PROD,
+    Ignoring,
+    package,
+    registry_on,
+    trusting,
+    writer_on,
+)
 from tests.stores.memory import MemoryStore, Wrapped
 
 ONE, TWO = package("one"), package("two")
@@ -153,6 +161,20 @@ def folder(tmp_path: Path, real: tuple[Package, Package]) -> Path:
     promote(writer, NAME, "prod", real[0].digest)
     push(writer, real[1], "other")
     return tmp_path / "registry"
+
+
+def test_a_store_that_came_to_ignore_the_condition_takes_no_push(folder: Path) -> None:
+    writer = writer_on(Ignoring(LocalStore(folder)))
+    with pytest.raises(StoreError, match="If-None-Match"):
+        push(writer, package("more"), "more")
+    assert set(writer.registry.names()) == {NAME, "other"}
+
+
+def test_a_registry_that_lost_its_marker_is_named_as_that(folder: Path) -> None:
+    """The advice for an absent one, `init`, would lead nowhere."""
+    (folder / "registry.json").unlink()
+    with pytest.raises(RegistryError, match=r"E_EXISTS.*lost its registry.json.*from a copy"):
+        init_registry(folder)
 
 
 @pytest.mark.parametrize("part", ["blobs", "manifests", "log", "signatures"])

@@ -47,7 +47,7 @@ ADAPTIVE = {
         "echo:depth=8:width=1:max_width=6:gate_levels=2/4:thresholds=0.4/0.1:num_tokens=7",
         # With memory: what a round learns decides the next, so one slip would move all the rest.
         "adasd_stop:window=7:min_samples=2",
-        "adasd_stop:window=7:between=rejected:min_samples=1:keep_last=false:half_life=2",
+        "adasd_stop:window=7:between=rejected:min_samples=1:keep_last=false",
         "adasd_stop:window=6:top_k=4:num_tokens=20:min_samples=1",
     )
 }

@@ -113,14 +113,20 @@ def plain_trees(traces: TraceSet) -> list[list[PlainTree]]:
     return list(requests.values())
 
 
-def static_tree(tree: PlainTree, depth: int, top_k: int, num_tokens: int) -> list[int]:
-    """What EAGLE-2 submits (arXiv:2406.16858): expand the best of a level, keep the best of all."""
-    pool, frontier = [0], [0]
+def frontier(tree: PlainTree, depth: int, top_k: int, width: int) -> list[int]:
+    """Nodes that are drafted when the best `width` of a level are expanded, in plain Python."""
+    pool, expanded = [0], [0]
     for level in range(1, depth + 1):
-        candidates = [c for node in frontier for c in tree.children[node][:top_k]]
+        candidates = [c for node in expanded for c in tree.children[node][:top_k]]
         pool += candidates
         if level < depth:
-            frontier = sorted(candidates, key=lambda n: -tree.joint[n])[:top_k]
+            expanded = sorted(candidates, key=lambda n: -tree.joint[n])[:width]
+    return pool
+
+
+def static_tree(tree: PlainTree, depth: int, top_k: int, num_tokens: int) -> list[int]:
+    """What EAGLE-2 submits (arXiv:2406.16858): expand the best of a level, keep the best of all."""
+    pool = frontier(tree, depth, top_k, top_k)
     best = sorted(range(len(pool)), key=lambda i: (-tree.joint[pool[i]], i))
     return [pool[i] for i in best[:num_tokens]]
 
@@ -131,12 +137,8 @@ class HeldLog(DenseLog):
 
     held: tuple[LogChunk, ...] = ()
 
-    def chunks(self, **_: Any) -> Iterator[LogChunk]:
-        for chunk in self.held:
-            names = chunk.positions.prompt_ids
-            wanted = np.array([self.prompts is None or name in self.prompts for name in names])
-            if wanted.any():
-                yield chunk.take(wanted[chunk.positions.prompt])
+    def _chunks(self, extra: tuple[str, ...]) -> Iterator[LogChunk]:
+        return iter(self.held)
 
 
 def target_log(

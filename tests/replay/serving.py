@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,17 @@ from tests.replay.costs import linear_cost
 from tests.replay.logs import PlainTree
 
 TREE = StaticTree(depth=3, top_k=3, num_tokens=8)
+
+
+@dataclass(frozen=True)
+class TimedLoad(Load):
+    """Requests that arrive at stated times."""
+
+    arrivals_us: tuple[float, ...] = ()
+
+    def draw(self, num_logged: int, seed: Seed) -> tuple[Any, Any]:
+        named = replace(self, num_requests=len(self.arrivals_us))
+        return super(TimedLoad, named).draw(num_logged, seed)[0], np.array(self.arrivals_us)
 
 
 def positions_of(lengths: list[int], prompt_tokens: Sequence[int] | None = None) -> Positions:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +29,6 @@ from specctl.replay.rounds import Rounds, replay
 from specctl.replay.submissions import Submissions, submissions_of
 from tests.replay.logs import PlainTree, log_fixtures, plain_trees, random_traces, static_tree
 from tests.replay.serving import TREE, likeliest, linear, per_request, requests_of, serve_plainly
-from tests.trees import check_tree, joint_logp
 
 Made = dict[str, Submissions]
 Alone = dict[str, Rounds]
@@ -55,10 +53,16 @@ LOADS = {
 traces, log = log_fixtures(num_prompts=NUM_PROMPTS, depth=4, top_k=3)
 
 
+def with_trees(log: DenseLog, *policies: Policy) -> list[Submissions]:
+    """Submissions that any budget may share."""
+    shared = [p.model_copy(update={"budget": SurvivalBudget(max_tokens=99)}) for p in policies]
+    found = submissions_of(log, shared)
+    return [replace(made, policy=policy) for made, policy in zip(found, policies, strict=True)]
+
+
 @pytest.fixture(scope="module")
 def prepared(log: DenseLog) -> Made:
-    found = submissions_of(log, list(POLICIES.values()), keep_nodes=True)
-    return dict(zip(POLICIES, found, strict=True))
+    return dict(zip(POLICIES, with_trees(log, *POLICIES.values()), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -108,33 +112,12 @@ def test_a_budget_of_all_wants_is_none(name: str, budget: Budget, prepared: Made
     assert shared.timeline.end_us.tolist() == counted.timeline.end_us.tolist()
 
 
-def test_a_batch_holds_trees_of_different_sizes_side_by_side(prepared: Made) -> None:
-    nodes = prepared["stop"].nodes
-    assert nodes is not None
-    batch = nodes.batch(np.arange(5, 640, 80))
-    check_tree(batch.pool)
-    assert torch.equal(batch.pool.joint_logp, joint_logp(batch.pool))
-    assert torch.equal(batch.submitted >= 0, batch.pool.valid)
-    assert len(set(batch.pool.num_nodes.tolist())) > 2
-
-
-def test_separate_passes_change_nothing(log: DenseLog, prepared: Made) -> None:
-    load = Load(4, num_requests=9)
-    for name, policy in POLICIES.items():
-        [alone] = submissions_of(log, [policy], keep_nodes=True)
-        runs = [
-            simulate(made, load, linear(), budget=SurvivalBudget(max_tokens=12))
-            for made in (alone, prepared[name])
-        ]
-        assert requests_of(runs[0]) == requests_of(runs[1])
-
-
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """A log of uneven texts, ready for simulation and as plain trees with the prompt's length."""
     folder = tmp_path_factory.mktemp("plain") / "traces"
     traces = random_traces(folder, num_prompts=3, depth=4, top_k=3, seed=5)
-    [made] = submissions_of(DenseLog.open(traces), [POLICIES["eagle2"]], keep_nodes=True)
+    [made] = with_trees(DenseLog.open(traces), POLICIES["eagle2"])
     late = np.array([0, 71, 118])  # texts that start later are shorter, their prompts longer
     start = np.append(made.positions.start[:-1] + late, made.positions.num_rows)
     made = replace(made, positions=replace(made.positions, start=start))

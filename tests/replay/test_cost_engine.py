@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import pytest
 from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import TraceMismatchError, UsageError
 from specctl.logs.trace_set import TraceSet
-from specctl.replay.cost import EngineCost, Steps, load_cost_model, save_cost_model
 from specctl.replay.cost.engine import fit_engine, least_absolute
-from specctl.replay.cost.files import clock_of, cost_facts, doubts, outside_of, warn_outside
+from specctl.replay.cost.files import clock_of, doubts, load_cost_model, warn_outside
+from specctl.replay.cost.model import Steps
+from specctl.replay.cost.rates import EngineCost
 from specctl.trace import arrow_schema
 from tests.cli.command import USAGE, passes, refuses
 from tests.collect.rounds import header
@@ -115,34 +115,23 @@ def test_rates_are_found_again_and_predict(tmp_path: Path) -> None:
     assert abs(model.held_out.total) < 1e-3 > model.held_out.by_length
     assert (model.engine, model.engine_version, model.device) == ("vllm", "0.32.0", "A CPU")
     for step in served(20, seed=2):
-        batch = step["batch_size"]
-        steps = Steps(
-            batch_size=batch,
-            num_tokens=step["step_tokens"],
-            context_tokens=(step["step_context_tokens"] - step["step_tokens"]) / batch,
-            levels=step["step_levels"],
-            level_width=1,
-            num_emitted=2,
-            prompt_tokens=step["step_prompt_tokens"],
-        )
+        batch, tokens, levels = step["batch_size"], step["step_tokens"], step["step_levels"]
+        context, prompt = step["step_context_tokens"] - tokens, step["step_prompt_tokens"]
+        steps = Steps(batch, tokens, context / batch, levels, 1, 2, prompt_tokens=prompt)
         total = sum(parts_of(step).values())
         assert float(model.round_us(steps)) == pytest.approx(total, rel=1e-3)
 
 
-def test_a_file_of_it_is_a_cost_model(tmp_path: Path) -> None:
+def test_what_it_says_of_itself(tmp_path: Path) -> None:
     model = fitted(log_steps(tmp_path / "a", served(100)))
-    save_cost_model(model, tmp_path / "cost_model.json")
-    loaded = load_cost_model(tmp_path / "cost_model.json")
-    assert loaded == model
-    assert loaded.rises
-    assert loaded.drafts
-    [line] = doubts(model, here={"device": "A CPU"})
-    assert "levels 0 to 5" in line
-    assert "device was 'A CPU'" in doubts(model, here={"device": "B"})[0]
+    assert model.rises
+    assert model.drafts
+    differs, support = doubts(model, device="B")
+    assert "device was 'A CPU'" in differs
+    assert "levels 0 to 5" in support
     assert "the clock of vllm 0.32.0 on A CPU (error of a time 0.0%; of " in str(
         clock_of(model, None)
     )
-    assert "held-out error: median 0.0%" in cost_facts(model).provenance
     prompt = float(model.prefill_us(100, drafts=False))
     assert prompt == pytest.approx(7000 + 100 * 150 + 900 + 60, rel=1e-3)
     also_drafted = float(model.prefill_us(100, drafts=True))
@@ -206,53 +195,40 @@ def test_least_absolute_error_by_hand() -> None:
 
 def test_steps_out_of_range_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = fitted(log_steps(tmp_path / "a", served(100, step_levels=3)))
-    asked = Steps(
-        batch_size=np.array([2, 2, 4, 8]),
-        num_tokens=np.array([4, 20, 8, 16]),
-        context_tokens=100,
-        levels=np.array([3, 5, 0, 3]),
-        level_width=1,
-        num_emitted=1,
-    )
-    warn_outside(outside_of(model, {"it": asked}))
-    tokens, levels = caplog.messages
-    assert tokens.startswith("cost model, it: 25% of the steps have 10 tokens verified")
-    assert tokens.endswith("its times are of 1 to 6")
-    assert "50% of the steps have 0 to 5 passes of the drafter" in levels
-    assert levels.endswith("its times are of 3 to 3")
+    batch, levels = np.array([2, 2, 4, 8]), np.array([3, 5, 0, 3])
+    warn_outside("it", [model.outside(Steps(batch, [4, 20, 8, 16], 100, levels, 1, 1))])
+    assert caplog.messages == [
+        "cost model, it: 25% of the steps have 10 tokens verified a request, and its times are of "
+        "1 to 6",
+        "cost model, it: 50% of the steps have 0 to 5 passes of the drafter, and its times are of "
+        "3 to 3",
+    ]
     with pytest.raises(UsageError, match="up to 8, the largest that vllm ran; 9 is larger"):
         model.round_us(Steps(9, 9, 100, 3, 1, 1))
 
 
-def other_figures(steps: list[Row]) -> list[Row]:
-    return [*steps, steps[-1] | {"verify_us": 1.0}]
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda steps: steps[:49], "at least 50 steps of the engine; these traces hold 49"),
-        (other_figures, "step 100 of run r1 has different figures"),
-    ],
-)
-def test_steps_that_are_too_few_or_contradict(
-    change: Callable[[list[Row]], list[Row]], says: str, tmp_path: Path
-) -> None:
-    with pytest.raises((UsageError, TraceMismatchError), match=says):
-        fitted(log_steps(tmp_path / "a", change(served(100))))
-
-
-def test_traces_of_no_engine_or_of_two(tmp_path: Path) -> None:
+def test_steps_that_are_too_few_or_contradict(tmp_path: Path) -> None:
     steps = served(100)
-    with pytest.raises(TraceMismatchError, match="rounds of specctl's own loop"):
-        fitted(log_steps(tmp_path / "own", steps, engine=None))
-    one = log_steps(tmp_path / "a", steps)
-    newer = log_steps(tmp_path / "b", steps, "r2", {**ENGINE, "version": "0.33.0"})
-    with pytest.raises(TraceMismatchError, match=r"vllm 0.33.0 .*vllm 0.32.0"):
-        fitted(one, newer)
-    elsewhere = log_steps(tmp_path / "c", steps, "r3", hardware=["Another CPU"])
-    with pytest.raises(TraceMismatchError, match=r"Another CPU, .*A CPU"):
-        fitted(one, elsewhere)
+    with pytest.raises(UsageError, match="at least 50 steps of the engine; these traces hold 49"):
+        fitted(log_steps(tmp_path / "few", steps[:49]))
+    twice = [*steps, steps[-1] | {"verify_us": 1.0}]
+    with pytest.raises(TraceMismatchError, match="step 100 of run r1 has different figures"):
+        fitted(log_steps(tmp_path / "twice", twice))
+
+
+OTHERS: list[tuple[Any, str, str]] = [
+    (None, "A CPU", "rounds of specctl's own loop"),
+    ({**ENGINE, "version": "0.33.0"}, "A CPU", r"vllm 0.32.0 .*vllm 0.33.0"),
+    (ENGINE, "Another CPU", r"A CPU, .*Another CPU"),
+]
+
+
+@pytest.mark.parametrize(("engine", "device", "says"), OTHERS)
+def test_traces_of_no_engine_or_of_two(engine: Any, device: str, says: str, tmp_path: Path) -> None:
+    one = log_steps(tmp_path / "a", served(60))
+    other = log_steps(tmp_path / "b", served(60), "r2", engine, hardware=[device])
+    with pytest.raises(TraceMismatchError, match=says):
+        fitted(one, other)
 
 
 def test_the_command_writes_it_and_measures_nothing(tmp_path: Path) -> None:

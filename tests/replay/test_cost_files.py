@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from specctl.errors import InputError
-from specctl.replay.cost import LinearCost, TableCost, load_cost_model, save_cost_model
-from specctl.replay.cost.files import doubts, validity
+from specctl.replay.cost.files import doubts, load_cost_model, save_cost_model, validity
+from specctl.replay.cost.model import TableCost
+from specctl.replay.cost.rates import LinearCost
 from tests.replay.costs import FINGERPRINT, MACHINE, PUBLISHED, table_model
 
 Model = TableCost | LinearCost
@@ -50,41 +51,24 @@ def test_round_trip(model: Model, tmp_path: Path) -> None:
     assert load_cost_model(path).digest == model.digest
 
 
-def test_digest_follows_the_timings(tmp_path: Path) -> None:
-    slower = load_cost_model(edited(tmp_path, put(10.001, *US, 0, 0, 0)))
-    assert slower.digest != TABLE.digest
-
-
 US = ("verify", "us")
+SHAPE = "us is not of the shape "
 REFUSED: list[tuple[Model, Change, str]] = [
-    *(
-        (TABLE, change, words)
-        for change, words in [
-            (put(float("nan"), *US, 1, 0, 2), r"verify\.us\.1\.0\.2: not a finite"),
-            (put(0.0, *US, 0, 1, 0), r"verify\.us\.0\.1\.0: not above 0"),
-            (put(19.0, *US, 0, 0, 2), r"verify: .*us\[0\]\[0\]\[2\] falls from 20 to 19"),
-            (
-                lambda m: m["draft"]["level"]["us"][0][0].pop(),
-                r"draft\.level: .*us\[0\]\[0\] has 1",
-            ),
-            (lambda m: m["verify"]["us"].pop(), r"verify: .*us has 1 entries, not 2"),
-            (put([1, 8, 4], "verify", "sizes"), r"verify: .*sizes\[2\] is 4 after 8"),
-            (lambda m: m.pop("verify"), r"verify: it is missing"),
-            (put(1, "extra"), r"extra: there is no such field"),
-            (put(2, "cost_model_version"), r"cost_model_version: not 1"),
-            (lambda m: m.pop("cost_model_version"), r"cost_model_version: it is missing"),
-            (put("tomorrow", "expires"), r"expires: "),
-        ]
-    ),
-    *(
-        (GRAPHS, change, words)
-        for change, words in [
-            (put([8, 4], "token_tiers"), r"token_tiers\[1\] is 4 after 8"),
-            (put("ordinary", "rounds"), "token_tiers of ordinary rounds"),
-            (put(8, "capture_limit_tokens"), "beside a capture_limit_tokens"),
-            (put("eager", "rounds"), "rounds: not 'ordinary' or 'graphs'"),
-        ]
-    ),
+    (TABLE, put(float("nan"), *US, 1, 0, 2), "verify.us.1.0.2: not a finite"),
+    (TABLE, put(0.0, *US, 0, 1, 0), "verify.us.0.1.0: not above 0"),
+    (TABLE, put(19.0, *US, 0, 0, 2), "verify: us[0][0][2] falls from 20 to 19"),
+    (TABLE, lambda m: m["draft"]["level"]["us"][0][0].pop(), f"draft.level: {SHAPE}(2, 1, 2)"),
+    (TABLE, lambda m: m["verify"]["us"].pop(), f"verify: {SHAPE}(2, 2, 3)"),
+    (TABLE, put([1, 8, 4], "verify", "sizes"), "verify.sizes: increasing"),
+    (TABLE, lambda m: m.pop("verify"), "verify: it is missing"),
+    (TABLE, put(1, "extra"), "extra: there is no such field"),
+    (TABLE, put(2, "cost_model_version"), "cost_model_version: not 1"),
+    (TABLE, lambda m: m.pop("cost_model_version"), "cost_model_version: it is missing"),
+    (TABLE, put("tomorrow", "expires"), "expires: "),
+    (GRAPHS, put([8, 4], "token_tiers"), "token_tiers: increasing"),
+    (GRAPHS, put("ordinary", "rounds"), "token_tiers of ordinary rounds"),
+    (GRAPHS, put(8, "capture_limit_tokens"), "beside a capture_limit_tokens"),
+    (GRAPHS, put("eager", "rounds"), "rounds: not 'ordinary' or 'graphs'"),
     (PUBLISHED, put(-0.1, "draft_token_us"), "draft_token_us: not at least 0"),
 ]
 
@@ -93,9 +77,9 @@ REFUSED: list[tuple[Model, Change, str]] = [
 def test_refusals_name_field_and_index(
     model: Model, change: Change, words: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=words) as refusal:
+    with pytest.raises(InputError, match=r"cost_model\.json") as refusal:
         load_cost_model(edited(tmp_path, change, model))
-    assert "cost_model.json" in str(refusal.value)
+    assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
@@ -114,51 +98,24 @@ def test_what_is_not_one_json_value_is_refused(tmp_path: Path) -> None:
 
 NOW = datetime(2027, 2, 19, 12, tzinfo=UTC)
 """The last second of `table_model`."""
-ELSEWHERE = MACHINE.model_copy(update={"device": "NVIDIA H200", "dtype": "bfloat16"})
 OTHER = FINGERPRINT.model_copy(update={"drafter_digest": "sha256:" + 64 * "b"})
 ON_GPU = MACHINE.model_copy(update={"cuda": "13.0"})
-
-
-LATE = {"now": NOW + timedelta(days=9999)}
 ORDINARY = "times of the ordinary loop on CUDA, where rounds are captured by default; measure those"
-DOUBTS: dict[str, tuple[Model, dict[str, Any], list[str]]] = {
-    "none here": (TABLE, {"pair": FINGERPRINT, "here": MACHINE.model_dump()}, []),
-    "another machine": (
-        TABLE,
-        {"here": ELSEWHERE.model_dump()},
-        ["device was 'Test CPU', here it is 'NVIDIA H200'",
-         "dtype was 'float32', here it is 'bfloat16'"],
-    ),
-    "another drafter": (
-        TABLE,
-        {"pair": OTHER},
-        ["measured for drafter 'small', not for 'small' of these weights"],
-    ),
-    "too old": (
-        TABLE,
-        {"now": NOW + timedelta(seconds=1)},
-        ["expired 2027-02-19T12:00:00Z (measured 2026-11-21T12:00:00Z); "
-         "measure again with specctl profile"],
-    ),
-    "the slower loop": (
-        table_model(machine=ON_GPU),
-        {"here": ON_GPU.model_dump()},
-        [f"{ORDINARY} with specctl profile --rounds graphs"],
-    ),
-    "captured": (table_model(machine=ON_GPU, rounds="graphs"), {"here": ON_GPU.model_dump()}, []),
-    "published, of no pair and no date": (PUBLISHED, {"pair": OTHER, **LATE}, []),
-    "published, here": (
-        PUBLISHED,
-        {"here": MACHINE.model_dump()},
-        [],
-    ),
-}  # fmt: skip
+OLD = "expired 2027-02-19T12:00:00Z (measured 2026-11-21T12:00:00Z); measure again"
+DOUBTS: list[tuple[Model, dict[str, Any], str]] = [
+    (TABLE, {"pair": FINGERPRINT, "device": MACHINE.device}, ""),
+    (TABLE, {"device": "NVIDIA H200"}, "device was 'Test CPU', here it is 'NVIDIA H200'"),
+    (TABLE, {"pair": OTHER}, "measured for drafter 'small', not for 'small' of these weights"),
+    (TABLE, {"now": NOW + timedelta(seconds=1)}, f"{OLD} with specctl profile"),
+    (table_model(machine=ON_GPU), {}, f"{ORDINARY} with specctl profile --rounds graphs"),
+    (table_model(machine=ON_GPU, rounds="graphs"), {}, ""),
+    (PUBLISHED, {"pair": OTHER, "device": "any", "now": NOW + timedelta(days=9999)}, ""),
+]
 
 
-@pytest.mark.parametrize("case", DOUBTS)
-def test_what_may_not_hold_is_named(case: str) -> None:
-    model, given, lines = DOUBTS[case]
-    assert doubts(model, **{"now": NOW, **given}) == [f"cost model: {line}" for line in lines]
+@pytest.mark.parametrize(("model", "given", "line"), DOUBTS)
+def test_what_may_not_hold_is_named(model: Model, given: dict[str, Any], line: str) -> None:
+    assert doubts(model, **{"now": NOW, **given}) == [f"cost model: {line}"] * bool(line)
 
 
 def test_a_model_holds_for_ninety_days() -> None:

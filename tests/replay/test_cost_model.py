@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from sklearn.isotonic import isotonic_regression
 
 from specctl.errors import InvariantError, UsageError
+from specctl.policy import Policy, StaticTree
 from specctl.policy.budgets import StepCost
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost import profile
-from specctl.replay.cost.model import HeldOut, Steps, require_slope
+from specctl.replay.cost.model import Steps, require_slope
 from specctl.replay.cost.probe import Samples
-from tests.replay.costs import PUBLISHED, VERIFY, grid, table_model
+from specctl.replay.metrics import LoadClock
+from specctl.runtime.capture import bucket_of, token_tiers
+from tests.replay.costs import PUBLISHED, grid, table_model
 
 TABLE, LINEAR = table_model(), PUBLISHED
 
@@ -94,14 +97,17 @@ def test_what_was_not_measured_is_refused() -> None:
         alone.round_us(Steps(1, 4, 64, 3, 1, 1))
 
 
+def drafts(levels: int, width: int, num_tokens: int) -> Any:
+    return SimpleNamespace(max_depth=levels, width=width, max_tokens=num_tokens)
+
+
 @settings(max_examples=60)
-@given(st.integers(0, 30), st.integers(1, 3), st.floats(1, 400), st.integers(1, 60))
+@given(st.integers(0, 30), st.integers(1, 3), st.floats(1, 400), st.integers(2, 40))
 def test_step_costs_are_the_models_rounds(
-    limit: int, batch: int, context: float, more: int
+    limit: int, batch: int, context: float, num_tokens: int
 ) -> None:
-    model = table_model(capture_limit_tokens=limit)
-    most = batch + more
-    cost = model.step_cost(batch, context, levels=3, level_width=2, max_tokens=most)
+    model, most = table_model(capture_limit_tokens=limit), batch * num_tokens
+    cost = model.step_cost(drafts(3, 2, num_tokens), batch, context)
     sizes = np.arange(batch, most + 1)
     wanted = model.round_us(Steps(batch, sizes, context, 3, 2, 1))
     if cost.step_us[0] < cost.step_us[-1]:
@@ -115,10 +121,57 @@ def test_step_costs_are_the_models_rounds(
 
 def test_step_cost_keeps_a_staircase_short() -> None:
     model = table_model(capture_limit_tokens=8)
-    cost = model.step_cost(1, 64, levels=1, level_width=1, max_tokens=8)
+    cost = model.step_cost(drafts(1, 1, 8), 1, 64)
     around = 3 + 0.5 + 6 + 1.5
     assert cost.token_counts == (1, 4, 8)
     assert cost.step_us == pytest.approx((10 + around, 20 + around, 30 + around))
+
+
+def test_replayed_rounds_have_a_clock() -> None:
+    counts = {"verified": [10, 4], "levels": [3, 2], "expanded": [6, 3]}
+    places = {"context_tokens": [65, 70], "emitted": [2, 3], "is_last": [False, True]}
+    outcomes, run = (
+        SimpleNamespace(**{name: np.array(values) for name, values in of.items()})
+        for of in (counts, places)
+    )
+    run.outcomes, run.policy, run.max_tokens = outcomes, Policy(shape=StaticTree()), 10
+    fixed = 5885.90713 + 2135.26175 + 1206.83946
+    per_cached = 0.0392645679 + 0.00237768493
+    # 3 levels of width 3: the root's one and 2 of 3 nodes; 2 levels of width 3: 1 + 3.
+    expected = [
+        fixed + 10 * 21.0103129 + 64 * per_cached + 7 * 0.841429603,
+        fixed + 4 * 21.0103129 + 69 * per_cached + 4 * 0.841429603,
+    ]
+    assert LoadClock(PUBLISHED)(run) == pytest.approx(expected)
+
+
+SLOPE = grid([[[10, 74]], [[20, 84]], [[40, 104]]], batch=(1, 2, 4), sizes=(1, 65))
+"""One us a token of a request, ten a request."""
+GRAPHS = table_model(rounds="graphs", token_tiers=token_tiers(2048, 8), verify=SLOPE)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4])
+@pytest.mark.parametrize("most", [5, 10, 23])
+def test_rounds_are_padded_as_the_runtime_pads(batch: int, most: int) -> None:
+    """Against the runtime's own tiers and buckets, for every size that a batch can ask for."""
+    bucket = bucket_of(batch, 4)
+    tiers = np.array(token_tiers(bucket * most, 8))
+    tokens = np.arange(batch, batch * most + 1)
+    wanted = GRAPHS.verify_us(tiers[np.searchsorted(tiers, tokens)], bucket, 1)
+    assert GRAPHS.verify_us(tokens, batch, 1, most) == pytest.approx(wanted)
+
+
+def test_what_is_always_verified_whole_is_not_padded() -> None:
+    assert GRAPHS.verify_us([5, 9, 40], 1, 1) == pytest.approx([14, 18, 49])
+    assert table_model(verify=SLOPE).verify_us([5, 9], 1, 1, 60) == pytest.approx([14, 18])
+
+
+def test_a_budget_still_sees_a_slope_below_the_smallest_tier() -> None:
+    cost = GRAPHS.step_cost(drafts(1, 1, 13), 1, 1)
+    around = 3 + 0.5 + 7 + 1.5  # what else a round takes; two tokens are read
+    assert cost.token_counts == (1, 2, 3, 4, 5, 6, 7, 8, 13)
+    own = [10, 11, 12, 13, 14, 15, 16, 17, 22]
+    assert cost.step_us == pytest.approx([us + around for us in own])
 
 
 def test_decisions_refuse_a_missing_or_flat_model() -> None:
@@ -131,14 +184,7 @@ def test_decisions_refuse_a_missing_or_flat_model() -> None:
         with pytest.raises(UsageError, match=r"time rises with the tokens.*specctl profile"):
             require_slope(model)
     with pytest.raises(UsageError, match="rises"):
-        flat.step_cost(1, 64, levels=1, level_width=1, max_tokens=8)
-
-
-def test_step_table_by_hand() -> None:
-    cost = StepCost(token_counts=(1, 4, 8), step_us=(10.0, 20.0, 30.0))
-    expected = [10, 10, 20, 20, 20, 30, 30, 30, 30, 32.5, 35]
-    assert cost.step_table(10).tolist() == expected
-    assert cost.step_table(10).dtype == torch.float64
+        flat.step_cost(drafts(1, 1, 8), 1, 64)
 
 
 @pytest.mark.parametrize(
@@ -218,14 +264,3 @@ def test_a_grid_with_a_hole_is_a_bug() -> None:
 def test_axes_increase_from_one_on(axis: tuple[int, ...]) -> None:
     with pytest.raises(ValidationError, match="tokens"):
         ProfileGrid(tokens=axis)
-
-
-def test_a_profile_whose_points_contradict_each_other_is_called_noisy() -> None:
-    quiet = HeldOut(num_points=4, mape=0.05, worst=0.2)
-    loud = HeldOut(num_points=4, mape=0.15, worst=0.2)
-    assert not profile.is_noisy(table_model(held_out={"verify": quiet}))
-    assert profile.is_noisy(table_model(held_out={"verify": quiet, "prefill": loud}))
-    spread = tuple(tuple(tuple(0.3 * us for us in r) for r in p) for p in VERIFY.us)
-    assert profile.is_noisy(table_model(verify=VERIFY.model_copy(update={"iqr_us": spread})))
-    shown = profile.render(table_model(held_out={"verify": loud}), Path("c")).renderables
-    assert any("measure again on a quiet machine" in str(line) for line in shown)

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,24 +18,32 @@ import pytest
 import torch
 from torch import Tensor
 
+from specctl import progress
 from specctl.cli import judging  # registers the verb
 from specctl.errors import UsageError
-from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
+from specctl.policy import (
+    Chain,
+    EntropyBins,
+    JointThreshold,
+    Policy,
+    RootOnly,
+    StaticTree,
+    build_shape,
+)
 from specctl.replay.config import ProfileGrid
-from specctl.replay.cost import Steps, live, load_cost_model
+from specctl.replay.cost import live
+from specctl.replay.cost.files import load_cost_model
 from specctl.replay.cost.live import StepRecorder, checked_policies, predicted_us
-from specctl.replay.cost.model import LiveCheck
-from specctl.replay.cost.probe import RoundProbe, Samples, own_clock, probed_tree
-from specctl.replay.cost.profile import check_grid, check_lines, num_steps, profile
-from specctl.replay.metrics import LoadClock
+from specctl.replay.cost.model import LiveCheck, Steps
+from specctl.replay.cost.probe import Bench, RoundProbe, Samples, own_clock, probed_tree
+from specctl.replay.cost.profile import check_lines, profile, settled
 from specctl.runtime import compare
 from specctl.runtime.cached_model import SlotCache
-from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers
-from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.capture import GraphSettings, Recording
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Stopwatch
 from tests.cli.command import passes, specctl
-from tests.replay.costs import PUBLISHED, SMALL, grid, table_model, toy
+from tests.replay.costs import SMALL, table_model, toy
 from tests.runtime.captured import TapeCapture
 from tests.runtime.toy import toy_requests
 
@@ -65,11 +74,9 @@ def run_live(
 ) -> tuple[Steps, list[int]]:
     """What a recorder saw, and the lengths of the prompts."""
     recorder, requests = StepRecorder(), toy_requests(5, max_new_tokens=9)
-    options = {"batch_size": batch_size, "max_text_tokens": 64, "eos_ids": (), "graphs": graphs}
-    policy = Policy(shape=shape)
-    loop = DecodeLoop(pair.target.model, pair.drafter, policy, observer=recorder, **options)
+    loop = Bench(pair, graphs).loop(Policy(shape=shape), requests, batch_size, recorder)
     assert loop.round.is_static == (graphs is not None)
-    list(loop.run(requests))
+    list(loop.run(()))
     return recorder.steps(), [len(request.prompt_ids) for request in requests]
 
 
@@ -120,21 +127,25 @@ def charged_pair(mode: str) -> SimpleNamespace:
         return None if mode == "ordinary" else tape
 
     ticks: list[int] = []
+
+    def show_bar(_: str, total: int | None) -> Any:
+        ticks.append(-(total or 0))
+        return nullcontext(ticks.append)
+
     with pytest.MonkeyPatch.context() as patch:
         for name in ("perf_counter", "thread_time"):
             patch.setattr(time, name, clock)
         patch.setattr(compare, "SCHEDULED", Path("none"))
+        patch.setattr(progress, "_show_bar", show_bar)
         requests = toy_requests(3, max_new_tokens=9)
-        model = profile(
-            pair, SMALL, requests=requests, graphs=graphs(), on_step=lambda: ticks.append(1)
-        )
+        model = profile(Bench(pair, graphs()), SMALL, requests=requests)
     return SimpleNamespace(pair=pair, clock=clock, model=model, graphs=graphs, ticks=ticks)
 
 
 @pytest.mark.parametrize("charged", MODES, indirect=True)
 def test_a_profile_is_whole_and_ticks(charged: SimpleNamespace) -> None:
     model, is_ordinary = charged.model, charged.graphs() is None
-    assert len(charged.ticks) == num_steps(charged.pair, SMALL)
+    assert (charged.ticks[0], sum(charged.ticks)) == (-len(charged.ticks[1:]), 0)
     assert model.verify.sizes == (1, 4, 8)
     assert model.verify.batch_sizes == (1, 2)
     assert model.verify.context_tokens == (8, 24)
@@ -142,7 +153,7 @@ def test_a_profile_is_whole_and_ticks(charged: SimpleNamespace) -> None:
     # Graphs read as deep as their trees, and one more.
     assert model.draft.extend.sizes == ((1, 2, 5) if is_ordinary else (2, 4, 5, 9))
     assert model.prefill.sizes == (3, 12)
-    assert list(model.held_out) == ["verify", "prefill", "draft.level", "draft.prefill"]
+    assert set(model.held_out) == {"verify", "prefill", "draft.level", "draft.prefill"}
     assert model.held_out["verify"].num_points == 4  # 6 tokens, at each batch and context
     assert model.num_samples >= 3
     assert model.machine.num_threads == torch.get_num_threads()
@@ -165,25 +176,22 @@ def test_a_profile_ends_by_checking_itself(charged: SimpleNamespace) -> None:
 
 
 def test_a_check_that_is_far_off_is_warned_of() -> None:
-    checks = [LiveCheck(policy="ar", num_tokens=100, predicted_us=1e6, measured_us=1.05e6)]
-    assert len(list(check_lines(table_model(checks=tuple(checks))))) == 1
-    for policy, measured_us in (("chain", 0.8e6), ("eagle2", 1.4e6)):
-        checks.append(checks[0].model_copy(update={"policy": policy, "measured_us": measured_us}))
-    *rows, verdict = check_lines(table_model(checks=tuple(checks)))
-    assert rows[2] == "check: eagle2: 100 tokens/s predicted, 71 measured (+40%)"
-    assert verdict.startswith("The model is off by more than 10% (eagle2: +40%): speeds")
-    assert "quiet machine, without --quick" in verdict
-
-
-def test_a_check_says_where_other_work_was_in_the_way() -> None:
-    """Of 1.4 s the thread waited 0.42 s: without them it took 0.98 s, as predicted. Where the model
-    is off without the waiting too, it is off."""
-    waited = LiveCheck(policy="ar", num_tokens=100, predicted_us=1e6, measured_us=1.4e6, waited=0.3)
-    row, verdict = check_lines(table_model(checks=(waited,)))
-    assert row.endswith("71 measured (+40%, 30% of the time waiting)")
-    assert "other work kept the processors from it: without the waiting, by at most 2%" in verdict
+    """Of 1.4 s a thread waited 0.42 s: without them it took 0.98 s, as predicted."""
+    fair = LiveCheck(policy="ar", num_tokens=100, predicted_us=1e6, measured_us=1.05e6)
+    fast = fair.model_copy(update={"policy": "chain", "measured_us": 0.8e6})
+    slow = fair.model_copy(update={"policy": "eagle2", "measured_us": 1.4e6})
+    waited = slow.model_copy(update={"waited": 0.3})
     off = waited.model_copy(update={"predicted_us": 0.7e6})
-    assert "speeds computed with it are too" in list(check_lines(table_model(checks=(off,))))[-1]
+    lines = [
+        list(check_lines(table_model(checks=checks)))
+        for checks in ((fair,), (fair, fast, slow), (waited,), (off,))
+    ]
+    assert len(lines[0]) == 1
+    assert lines[1][2] == "check: eagle2: 100 tokens/s predicted, 71 measured (+40%)"
+    assert lines[1][3].startswith("The model is off by more than 10% (eagle2: +40%): speeds")
+    assert lines[2][0].endswith("71 measured (+40%, 30% of the time waiting)")
+    assert "other work kept the processors from it: without the waiting, by at" in lines[2][1]
+    assert "speeds computed with it are too" in lines[3][1]
 
 
 def test_waiting_for_a_processor_is_no_time_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +221,7 @@ def test_a_target_alone_is_checked_plain() -> None:
 def test_an_engines_sizes_stand_in_place_of_the_runtimes() -> None:
     changes = {"context_tokens": (8,), "batch_sizes": (1,), "capture_limit_tokens": 8}
     points = SMALL.model_copy(update=changes)
-    model = profile(toy(), points, graphs=GraphSettings(capture=TapeCapture()))
+    model = profile(Bench(toy(), GraphSettings(capture=TapeCapture())), points)
     assert (model.rounds, model.token_tiers, model.capture_limit_tokens) == ("graphs", (), 8)
 
 
@@ -247,10 +255,10 @@ def test_a_probe_leaves_the_batch_where_it_was(mode: str) -> None:
     graphs = GraphSettings(capture=tape) if mode == "graphs" else None
     read = (1,) if graphs else (1, 2)
     with torch.inference_mode():
-        probe = RoundProbe(pair, 2, 16, [probed_tree(3, 8)], read, 4, graphs)
+        probe = RoundProbe(Bench(pair, graphs), 2, 16, [probed_tree(3, 8)], read)
         before = first_entries(pair.target.model.cache)
         for tree, num_graphs in ((probed_tree(3, 8), 4 + 3), (None, 4 + 3 + 3)):
-            probe.run(tree, samples)  # levels; selection, verification, commit
+            probe.run(tree, 4, samples)  # levels; selection, verification, commit
             assert len(tape.num_launches) == (num_graphs if graphs else 0)
         after = first_entries(pair.target.model.cache)
     assert torch.equal(before, after)
@@ -265,9 +273,9 @@ def test_a_capture_that_fails_is_no_measurement(caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.CRITICAL)
     settings = GraphSettings(capture=TapeCapture(fails=1))
     with torch.inference_mode():
-        probe = RoundProbe(toy(), 1, 8, [], (1,), 1, settings)
+        probe = RoundProbe(Bench(toy(), settings), 1, 8, [], (1,))
         with pytest.raises(UsageError, match=r"captured.*1 captures failed.*--rounds ordinary"):
-            probe.run(None, Samples())
+            probe.run(None, 1, Samples())
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -289,51 +297,28 @@ def test_live_runs_take_what_was_predicted(
     assert found == pytest.approx(wall_us, rel=0.005)
 
 
-def test_replayed_rounds_have_a_clock() -> None:
-    counts = {"verified": [10, 4], "levels": [3, 2], "expanded": [6, 3]}
-    places = {"context_tokens": [65, 70], "emitted": [2, 3], "is_last": [False, True]}
-    outcomes, run = (
-        SimpleNamespace(**{name: np.array(values) for name, values in of.items()})
-        for of in (counts, places)
-    )
-    run.outcomes, run.policy, run.max_tokens = outcomes, Policy(shape=TREE), TREE.num_tokens
-    fixed = 5885.90713 + 2135.26175 + 1206.83946
-    per_cached = 0.0392645679 + 0.00237768493
-    # 3 levels of width 3: the root's one and 2 of 3 nodes; 2 levels of width 3: 1 + 3.
-    expected = [
-        fixed + 10 * 21.0103129 + 64 * per_cached + 7 * 0.841429603,
-        fixed + 4 * 21.0103129 + 69 * per_cached + 4 * 0.841429603,
-    ]
-    assert LoadClock(PUBLISHED)(run) == pytest.approx(expected)
+@pytest.mark.parametrize("batch_sizes", [(1,), (1, 2)])
+def test_the_time_of_decisions_is_found(
+    batch_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain of three levels decides twice: 300 us each are 200 a level. It never stops here, and
+    what stops after the first level has decided as often as it has levels."""
+    never, clock = Policy(shape=JointThreshold(min_prob=0.0, depth=3, top_k=1)), VirtualTime()
+    rule: Any = type(build_shape(never.shape))
+    grow = rule.grow
 
+    def slow(self: Any, *arguments: Any) -> Any:
+        clock.now_us += 300.0
+        return grow(self, *arguments)
 
-SLOPE = grid([[[10, 74]], [[20, 84]], [[40, 104]]], batch=(1, 2, 4), sizes=(1, 65))
-"""One us a token of a request, ten a request."""
-GRAPHS = table_model(rounds="graphs", token_tiers=token_tiers(2048, 8), verify=SLOPE)
-
-
-@pytest.mark.parametrize("batch", [1, 2, 3, 4])
-@pytest.mark.parametrize("most", [5, 10, 23])
-def test_rounds_are_padded_as_the_runtime_pads(batch: int, most: int) -> None:
-    """Against the runtime's own tiers and buckets, for every size that a batch can ask for."""
-    bucket = bucket_of(batch, 4)
-    tiers = np.array(token_tiers(bucket * most, 8))
-    tokens = np.arange(batch, batch * most + 1)
-    wanted = GRAPHS.verify_us(tiers[np.searchsorted(tiers, tokens)], bucket, 1)
-    assert GRAPHS.verify_us(tokens, batch, 1, most) == pytest.approx(wanted)
-
-
-def test_what_is_always_verified_whole_is_not_padded() -> None:
-    assert GRAPHS.verify_us([5, 9, 40], 1, 1) == pytest.approx([14, 18, 49])
-    assert table_model(verify=SLOPE).verify_us([5, 9], 1, 1, 60) == pytest.approx([14, 18])
-
-
-def test_a_budget_still_sees_a_slope_below_the_smallest_tier() -> None:
-    cost = GRAPHS.step_cost(1, 1, levels=1, level_width=1, max_tokens=13)
-    around = 3 + 0.5 + 7 + 1.5  # what else a round takes; two tokens are read
-    assert cost.token_counts == (1, 2, 3, 4, 5, 6, 7, 8, 13)
-    own = [10, 11, 12, 13, 14, 15, 16, 17, 22]
-    assert cost.step_us == pytest.approx([us + around for us in own])
+    for name in ("perf_counter", "thread_time"):
+        monkeypatch.setattr(time, name, clock)
+    monkeypatch.setattr(rule, "grow", slow)
+    with torch.inference_mode():
+        requests = toy_requests(2, max_new_tokens=9)
+        found = live.time_decider(Bench(toy()), never, batch_sizes, requests)
+    assert found.batch_sizes == batch_sizes
+    assert found.level_us == pytest.approx([200.0] * len(batch_sizes), abs=8)
 
 
 GRIDS = [
@@ -349,7 +334,7 @@ GRIDS = [
 @pytest.mark.parametrize(("changes", "words"), GRIDS)
 def test_grids_beyond_the_pair_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_grid(toy(), ProfileGrid(**{**vars(SMALL), **changes}))
+        settled(ProfileGrid(**{**vars(SMALL), **changes}), Bench(toy()))
 
 
 @pytest.mark.usefixtures("busy_machine")

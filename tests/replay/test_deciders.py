@@ -3,14 +3,12 @@ and said to be missing where it is."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from specctl.errors import UsageError
 from specctl.policy import (
@@ -21,11 +19,10 @@ from specctl.policy import (
     ScoredTree,
     StaticTree,
     SurvivalBudget,
-    build_shape,
 )
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.cost.files import without_decision_cost
-from specctl.replay.cost.live import deciding_policies, time_decider
+from specctl.replay.cost.live import deciding_policies
 from specctl.replay.cost.model import DeciderCost, Steps, decider_of, steps_of
 from specctl.replay.metrics import LoadClock
 from specctl.replay.rounds import replay
@@ -34,9 +31,8 @@ from specctl.runtime.load import Pair
 from tests.artifacts.examples import FFN, POLICIES
 from tests.cli.command import USAGE, refuses
 from tests.policy.scorers import copy_table
-from tests.replay.costs import table_model, toy
+from tests.replay.costs import table_model
 from tests.replay.logs import random_log
-from tests.runtime.toy import toy_requests
 
 THRESHOLD = Policy(shape=JointThreshold(min_prob=0.2, depth=3, top_k=2))
 NAME = "threshold"
@@ -112,41 +108,6 @@ def test_a_budget_that_needs_step_costs_is_timed_with_any(pair: Pair) -> None:
     words = ("eagle2+survival", "threshold+marginal:tokens_per_s=100")
     found = [decider_of(one) for one in deciding_policies(words, pair)]
     assert found == ["survival", "threshold+marginal"]
-
-
-def slowed(monkeypatch: pytest.MonkeyPatch, us_a_level: float) -> None:
-    """A clock that moves a little whenever it is read, and with each decision of a threshold."""
-    now = [0.0]
-
-    def read() -> float:
-        now[0] += 1e-6
-        return now[0]
-
-    for name in ("perf_counter", "thread_time"):
-        monkeypatch.setattr(time, name, read)
-    rule: Any = type(build_shape(THRESHOLD.shape))
-    grow = rule.grow
-
-    def slow(self: Any, *arguments: Any) -> Any:
-        now[0] += 1e-6 * us_a_level
-        return grow(self, *arguments)
-
-    monkeypatch.setattr(rule, "grow", slow)
-
-
-@pytest.mark.parametrize("batch_sizes", [(1,), (1, 2)])
-def test_the_time_beyond_a_trees_is_found(
-    batch_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A chain of three levels decides twice: 300 us each are 200 a level. It never stops here, and
-    what stops after the first level has decided as often as it has levels."""
-    slowed(monkeypatch, 300.0)
-    never = Policy(shape=JointThreshold(min_prob=0.0, depth=3, top_k=1))
-    with torch.inference_mode():
-        requests = toy_requests(2, max_new_tokens=9)
-        found = time_decider(toy(), never, batch_sizes, requests)
-    assert found.batch_sizes == batch_sizes
-    assert found.level_us == pytest.approx([200.0] * len(batch_sizes), abs=8)
 
 
 def test_what_decides_nothing_is_refused() -> None:

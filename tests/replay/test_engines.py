@@ -20,7 +20,7 @@ from specctl.replay.cost.model import Steps
 from specctl.replay.cost.rates import LinearCost
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.submissions import Submissions
-from tests.replay.serving import linear, positions_of
+from tests.replay.serving import TimedLoad, linear, positions_of
 
 ChainShape = RootOnly | Chain | ChainSchedule
 
@@ -120,8 +120,7 @@ def served(
 ) -> BatchTotals:
     load = Load(batch_size, engine=engine, in_order=True)
     run = simulate(submitted(found, shape), load, clock)
-    [totals] = totals_of({"it": run}, "it", has_time=clock is not None)
-    return totals
+    return totals_of("it", run, run, has_time=clock is not None)
 
 
 def picked(totals: BatchTotals, names: Any) -> dict[str, int]:
@@ -255,17 +254,6 @@ def test_vllm_reads_prompts_in_the_forward_by_hand() -> None:
     assert run.timeline.finish_us.tolist() == [4, 3]
 
 
-def test_vllm_reads_a_prompt_beside_other_rounds() -> None:
-    """One slot is free for `c` while `a` decodes: a forward of rounds and prompt."""
-    found = [Text(6, [0, 0, 0, 0, 0]), Text(3, [0, 1]), Text(2, [0])]
-    clock = Recorder()
-    load = Load(2, engine="vllm", in_order=True)
-    run = simulate(submitted(found, RootOnly()), load, clock)
-    assert run.rounds.num_joined.tolist() == [2, 0, 0, 1, 0, 0]
-    wanted = {"batch_size": [2, 2, 2, 2, 2, 1], "num_tokens": [3, 2, 2, 1 + 3, 2, 1]}
-    assert seen_by(clock, wanted) == wanted
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_time_is_of_the_whole_run(engine: Engine) -> None:
     """Of a linear form: tokens, prompts and steps alone count, in whatever forward they are."""
@@ -290,7 +278,7 @@ def test_the_drafter_reads_nothing_after_the_last_round() -> None:
 def test_vllm_serves_arrivals() -> None:
     """The second request arrives within the first one's second step and joins the third."""
     found = [Text(5, [0, 0, 0, 0]), Text(3, [0, 0])]
-    load = Load(2, arrivals_us=(0.0, 1.5), engine="vllm")
+    load = TimedLoad(2, arrivals_us=(0.0, 1.5), engine="vllm")
     run = simulate(submitted(found, RootOnly()), load, Recorder(), seed=3)  # type: ignore[arg-type]
     assert run.rounds.num_joined.tolist()[:3] == [1, 0, 1]
     assert run.timeline.first_token_us.tolist() == [1, 3]

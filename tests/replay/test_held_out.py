@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name, seed in (("mine", 0), ("yours", 0), ("else", 5)):
-            passes("fit", "survival", "traces", "-o", name, "--seed", seed, "--num-bins", 4)
+            fit = ("fit", "survival", "traces", "-o", name, "--seed", seed, "--num-bins", 4)
+            passes(*fit, "--depth", 2)  # which the log holds whole
     return folder
 
 
@@ -164,14 +164,10 @@ def test_a_row_on_its_training_prompts_is_marked_and_wins_nothing() -> None:
     assert "On the clock of" not in shown, "of the only other policy no gain is told"
 
 
-def test_the_ladder_calls_no_marked_policy_the_fastest() -> None:
-    found, _ = found_by(*LADDER, "-p", "best=mine", "--all-prompts", "--held-out", 0.5)
-    assert found["scored_on_training_prompts"] == ["best"]
-    shown = words_of(*LADDER, "-p", "best=mine", "--all-prompts", "--held-out", 0.5)
-    assert "best†" in shown
-    fastest = re.search(r"On the clock of .*?: (\S+) × ", shown)
-    assert fastest is not None
-    assert fastest[1] != "best"
+def test_the_ladder_marks_a_policy_on_its_training_prompts() -> None:
+    words = (*LADDER, "-p", "best=mine", "--all-prompts", "--held-out", 0.5)
+    assert found_by(*words)[0]["scored_on_training_prompts"] == ["best"]
+    assert "best†" in words_of(*words)
 
 
 def test_tune_chooses_no_family_that_was_fitted_on_the_held_out_prompts() -> None:
@@ -230,22 +226,14 @@ def test_the_split_of_the_artifact_is_advised_where_it_helps() -> None:
         assert said == ""
 
 
-@pytest.mark.parametrize(
-    "words",
-    [(*REPLAY, "-p", "a=one", "-p", "b=two"), (*TUNE, "--family", "one", "--family", "two")],
-    ids=["replay", "tune"],
-)
-def test_another_fit_is_advised_where_no_split_helps(words: tuple[object, ...]) -> None:
-    """The commands that are printed, typed as they are, and the same verb again."""
-    for name, seed in (("one", 0), ("two", 5)):
-        passes("fit", "survival", "traces", "-o", name, "--seed", seed, "--num-bins", 4)
-    found = advice(*words)
-    assert found.startswith("fit it again with one split: specctl fit survival traces ")
-    for command in found.partition(": ")[2].split("; "):
-        passes(*command.split()[1:])
-    again, said = found_by(*words)
-    assert "scored_on_training_prompts" not in again
-    assert said == ""
+def test_another_fit_is_advised_where_splits_differ() -> None:
+    passes("fit", "survival", "traces", "-o", "one", "--seed", 3, "--num-bins", 4)
+    for verb, option in ((REPLAY, "-p"), (TUNE, "--family")):
+        found = advice(*verb, option, "one", option, "else")
+        assert found == f"fit it again with --held-out {HELD_OUT_FRAC:g} --seed 0"
+        again, said = found_by(*verb, option, "mine", option, "yours")
+        assert "scored_on_training_prompts" not in again
+        assert said == ""
 
 
 def test_a_set_without_two_sides_of_eight_says_how_many_it_takes(tmp_path: Path) -> None:
@@ -258,21 +246,15 @@ def test_a_set_without_two_sides_of_eight_says_how_many_it_takes(tmp_path: Path)
 # --------------------------------------------------------------------------- one drawing
 
 
-def test_figures_of_other_prompts_have_a_drawing_of_their_own() -> None:
-    """Of the same prompts the ladder's limits stand beside the tuned setting; else apart."""
-    drawn = {}
+def test_the_ladder_stands_beside_the_tuned_setting_on_the_same_prompts_alone() -> None:
+    marks = {}
     for share in (0.2, 0.5):
         found_by(*TUNE)
-        found_by(
-            "ladder", "traces", "--cost-model", "cost.json", "-o", "ladder", "--held-out", share
-        )
+        found_by(*LADDER[:2], "--cost-model", "cost.json", "-o", "ladder", "--held-out", share)
         words = ("--tune", "tuned/tune.json", "--ladder", "ladder/ladder.json", "-o", "report.html")
         page, _ = found_by("report", *words)
-        marks = page["sections"]["recommendation"]["marks"]
-        html = Path("report.html").read_text("utf-8")
-        drawn[share] = (
-            sum("Scatter of tokens per call" in line for line in html.splitlines()),
-            any("estimated" in words for _, words in marks),
-            any("other prompts" in words for _, words in marks),
-        )
-    assert drawn == {0.2: (1, True, False), 0.5: (2, False, True)}
+        shown = page["sections"]["recommendation"]["marks"]
+        marks[share] = [
+            any(words in mark for _, mark in shown) for words in ("estimated", "or prompts")
+        ]
+    assert marks == {0.2: [True, False], 0.5: [False, True]}

@@ -16,29 +16,36 @@ from specctl.replay.cost.model import Steps
 from specctl.replay.ladder import limits
 from specctl.replay.metrics import request_sums
 from specctl.replay.outcomes import Outcomes
-from specctl.replay.rounds import fewest, most, walk_outcomes
+from specctl.replay.rounds import least_cost, walk_outcomes
 from tests.replay.costs import linear_clock
 from tests.replay.serving import positions_of
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 
 
-@given(LENGTHS, st.randoms(use_true_random=False))
-def test_bounds_are_the_extremes_over_all_walks(lengths: list[int], random: object) -> None:
+@given(LENGTHS, st.sampled_from([1, -1]), st.randoms(use_true_random=False))
+def test_the_programme_is_the_extreme_over_all_walks(
+    lengths: list[int], sign: int, random: Any
+) -> None:
+    """The least sum of costs; of negative costs, the most."""
     positions, rows = positions_of(lengths), sum(lengths)
     low = np.array([random.randint(1, 3) for _ in range(rows)], np.int32)
     high = low + np.array([random.randint(0, 3) for _ in range(rows)], np.int32)
-    cost = np.array([random.randint(0, 9) for _ in range(rows)], float)
+    cost = sign * np.array([[random.randint(0, 9) for _ in range(4)] for _ in range(rows)], float)
     ends = np.repeat(positions.start[1:], np.diff(positions.start))
 
-    @cache
-    def best(row: int, pick: str) -> float:
-        steps = range(low[row], high[row] + 1)
-        after = [best(row + s, pick) if row + s < ends[row] else 0.0 for s in steps]
-        return cost[row] + (min(after) if pick == "min" else max(after))
+    def by_way(row: int, emitted: int) -> float:
+        after = best(row + emitted) if row + emitted < ends[row] else 0.0
+        return float(cost[row, emitted - low[row]] + after)
 
-    assert fewest(positions, cost, low, high).tolist() == [best(r, "min") for r in range(rows)]
-    assert most(positions, cost, low, high).tolist() == [best(r, "max") for r in range(rows)]
+    @cache
+    def best(row: int) -> float:
+        return min(by_way(row, emitted) for emitted in range(low[row], high[row] + 1))
+
+    total, emitted = least_cost(positions, cost, low, high)
+    assert total.tolist() == [best(row) for row in range(rows)]
+    assert ((low <= emitted) & (emitted <= high)).all()
+    assert [by_way(row, int(emitted[row])) for row in range(rows)] == total.tolist()
 
 
 def test_a_request_of_a_batch_pays_its_share() -> None:
@@ -66,30 +73,8 @@ def test_the_clairvoyant_by_hand() -> None:
 def test_of_equal_ways_the_one_that_drafts_less_is_taken() -> None:
     """Two plain rounds of 1, or one round of 2 that costs 2."""
     cost, limit = np.array([[1.0, 2.0], [1.0, 9.0]]), np.array([1, 0], np.int32)
-    total, taken = limits.cheapest(positions_of([2]), cost, limit)
-    assert (total.tolist(), taken.tolist()) == ([2.0, 1.0], [0, 0])
-
-
-@given(LENGTHS, st.randoms(use_true_random=False))
-def test_the_programme_is_the_least_over_all_sequences(lengths: list[int], random: Any) -> None:
-    positions, rows = positions_of(lengths), sum(lengths)
-    cost = np.array([[random.randint(1, 30) for _ in range(4)] for _ in range(rows)], float)
-    limit = np.array([random.randint(0, 3) for _ in range(rows)], np.int32)
-    limit = np.minimum(limit, positions.remaining - 1)
-    ends = np.repeat(positions.start[1:], np.diff(positions.start))
-
-    def after(row: int, k: int) -> float:
-        return 0.0 if row + k + 1 >= ends[row] else least(row + k + 1)
-
-    @cache
-    def least(row: int) -> float:
-        return min(cost[row, k] + after(row, k) for k in range(limit[row] + 1))
-
-    total, taken = limits.cheapest(positions, cost, limit)
-    assert total.tolist() == [least(row) for row in range(rows)]
-    assert (taken <= limit).all()
-    reached = [cost[row, taken[row]] + after(row, int(taken[row])) for row in range(rows)]
-    assert reached == total.tolist()
+    total, emitted = least_cost(positions_of([2]), cost, np.ones_like(limit), limit + 1)
+    assert (total.tolist(), emitted.tolist()) == ([2.0, 1.0], [1, 1])
 
 
 def test_costs_of_accepted_paths_read_nothing_at_the_end() -> None:

@@ -134,8 +134,6 @@ def test_what_replay_cannot_tell_of_it_is_refused(log: DenseLog) -> None:
     shared = Policy(shape=record, budget=SurvivalBudget(max_tokens=9))
     with pytest.raises(UsageError, match="learns from what the budget lets it verify"):
         submissions_of(log, [shared])
-    with pytest.raises(UsageError, match="learns from what the budget lets it verify"):
-        submissions_of(log, [Policy(shape=StaticTree()), Policy(shape=record)], keep_nodes=True)
 
 
 def test_the_full_tree_submits_the_whole_log(traces: TraceSet, log: DenseLog) -> None:
@@ -192,11 +190,3 @@ def test_a_summary_scores_static_settings_as_replay_does(
     visited = walk(summary.positions, outcomes.accepted + 1)
     assert outcomes.accepted[visited].tolist() == wanted.outcomes.accepted.tolist()
     assert outcomes.verified[visited].tolist() == wanted.outcomes.verified.tolist()
-
-
-def test_summaries_beyond_the_log_are_refused(log: DenseLog) -> None:
-    for asked in ({"top_k": 5}, {"top_k": 2, "depth": 6}):
-        with pytest.raises(UsageError, match="larger than the log's"):
-            summarise(log, **asked)
-    with pytest.raises(UsageError, match="summary of depth 5"):
-        static_outcomes(summarise(log, top_k=3), 6, 42)

@@ -91,23 +91,6 @@ def test_the_baseline_against_itself_is_exactly_one(scored: list[PolicyScores]) 
     assert calls.value == scored[2].pooled.calls / scored[0].pooled.calls
 
 
-@pytest.mark.usefixtures("two_prompts_are_enough")
-def test_intervals_lie_around_their_figures(runs: list[Rounds]) -> None:
-    scored = scores(list(POLICIES), runs, clock=lambda run: 100.0 + run.outcomes.verified)
-    plain, other = scored[0], scored[2]
-    for interval in plain.pooled.against.values():
-        assert (interval.value, interval.low, interval.high) == (1.0, 1.0, 1.0)
-    calls = other.pooled.against["calls"]
-    assert calls.low < calls.value < calls.high
-
-
-def test_without_a_clock_there_are_no_times(runs: list[Rounds]) -> None:
-    [found] = scores(["chain"], runs[1:2])
-    assert found.pooled.time_us is None
-    assert "tokens_per_s" not in found.pooled.ratios
-    assert "time_us" not in found.pooled.against
-
-
 def test_unsupported_policies_are_marked(tmp_path: Path) -> None:
     from specctl.logs.trace_set import TraceSet
 

@@ -15,7 +15,7 @@ from specctl.features import NO_TEXT, node_features
 from specctl.logs.logged_draft import logged_draft, recent_text
 from specctl.logs.node_sample import logged_nodes
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog
+from specctl.logs.tree_log import ENTROPIES, TEXT_COLUMNS, DenseLog
 from specctl.policy import FullTree, Policy, StaticTree, build_shape
 from specctl.policy.rules import BaseShape
 from specctl.replay.outcomes import text_columns
@@ -68,7 +68,7 @@ def test_the_log_gives_the_features_of_live_rounds(
     live, num_seen, largest = Seen(), 0, torch.zeros(len(TEXT))
     list(Decoder(pair, POLICY, batch_size=3, observer=live).converse(prompts, SETTINGS))
     rule = build_shape(POLICY.shape)
-    for chunk in log.chunks(extra=text_columns([POLICY])):
+    for chunk in log.chunks(extra=text_columns([POLICY]) + ENTROPIES):
         start = torch.from_numpy(chunk.positions.start)
         for request, prompt in enumerate(chunk.positions.prompt):
             rows = torch.arange(int(start[request]), int(start[request + 1]))
@@ -88,9 +88,9 @@ def test_the_log_gives_the_features_of_live_rounds(
 
 
 def test_some_prompts_of_a_log_keep_their_text(log: DenseLog) -> None:
-    for chunk in log.chunks(extra=text_columns([POLICY])):
+    for chunk in log.chunks(extra=text_columns([POLICY]) + ENTROPIES):
         first, last = (int(edge) for edge in chunk.positions.start[-2:])
-        [part] = log.only(chunk.positions.prompt_ids[-1:]).chunks(extra=TEXT_COLUMNS)
+        [part] = log.only(chunk.positions.prompt_ids[-1:]).chunks(extra=TEXT_COLUMNS + ENTROPIES)
         assert torch.equal(recent_text(part, slice(None)), recent_text(chunk, slice(first, last)))
         assert (recent_text(part, slice(None)) != NO_TEXT).sum(1).tolist()[:3] == [1, 2, 3]
 

@@ -18,10 +18,9 @@ from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy, SurvivalBudget
 from specctl.replay.config import TuneConfig
 from specctl.replay.tune.candidates import parse_families
-from specctl.replay.tune.publish import publish
 from specctl.replay.tune.search import TuneSearch
-from specctl.replay.tune.tuning import Attempt, attempts, families_of, prepare
-from specctl.replay.tune.verdict import TuneResult
+from specctl.replay.tune.tuning import attempts, families_of, prepare, publish
+from specctl.replay.tune.verdict import FitOutcome, TuneResult
 from specctl.runtime.load import load_pair
 from tests.artifacts.examples import PAIR, write_artifact
 from tests.cli.command import Outcome, passes, refuses, specctl
@@ -163,15 +162,6 @@ def test_a_winning_budget_takes_its_costs(traces: TraceSet, costs: Path, tmp_pat
     assert rows[1]["equal_to_ar"] is True
 
 
-def test_the_grids_are_shown_without_traces() -> None:
-    everything = passes("tune", "--show-grid").out
-    for named in ("chain", "eagle2+marginal", "best static rate", "batch size", "min_gain"):
-        assert named in everything
-    one = passes("tune", "--show-grid", "--family", "svip", "--grid", "window=5").out
-    assert " 5 " in one
-    assert "chain" not in one
-
-
 def test_a_place_that_cannot_be_written_is_refused_first(
     verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +179,7 @@ NO_SPOT = TraceEmptyError("fit echo: expected a sweet spot, found none", hint="l
 NO_ROOM = OutputError("fits: expected room, found none", hint="free some")
 
 
-def tried(out: Path, **fits: str | SpecctlError) -> list[Attempt]:
+def tried(out: Path, **fits: str | SpecctlError) -> list[FitOutcome]:
     """Fits by name: each writes an artifact of a kind, or is refused."""
 
     def writes(kind: str | SpecctlError) -> Any:
@@ -205,11 +195,11 @@ def tried(out: Path, **fits: str | SpecctlError) -> list[Attempt]:
 
 def test_fits_go_on_past_one_that_is_refused_and_not_past_a_full_disk(tmp_path: Path) -> None:
     found = tried(tmp_path, hetero="hetero", echo=NO_SPOT, ddd="ddd")
-    assert [attempt.folder is not None for attempt in found] == [True, False, True]
-    sentence = found[1].outcome.sentence()
+    assert [outcome.refusal is None for outcome in found] == [True, False, True]
+    sentence = found[1].sentence()
     assert sentence.startswith("fit echo: fit echo: expected a sweet spot, found none")
     digest = load_artifact(tmp_path / "fits" / "hetero").digest
-    assert found[0].outcome.sentence() == f"fit hetero: artifact {digest}"
+    assert found[0].sentence() == f"fit hetero: artifact {digest}"
     with pytest.raises(OutputError):
         tried(tmp_path / "full", hetero=NO_ROOM, ddd="ddd")
     assert not (tmp_path / "full" / "fits" / "ddd").exists()
@@ -219,7 +209,7 @@ def test_fits_go_on_past_one_that_is_refused_and_not_past_a_full_disk(tmp_path: 
 def test_the_families_are_known_to_tune(tmp_path: Path, is_shared: bool) -> None:  # noqa: FBT001
     kinds = {"hetero": "hetero", "c2t": "c2t_ffn", "echo": "echo"}
     found = tried(tmp_path, **kinds, survival=NO_SPOT)
-    names = families_of(found, is_shared=is_shared)
+    names = families_of(found, tmp_path, is_shared=is_shared)
     families = parse_families(names, (), PAIR)
     assert [family.name for family in families] == list(names)
     assert any(family.budget for family in families) == is_shared

@@ -34,11 +34,11 @@ traces, log = log_fixtures(num_prompts=24, depth=4, top_k=3)
 
 
 def sequential(log: DenseLog, **changes: float) -> evaluators.LogEvaluator:
-    return evaluators.LogEvaluator(log, linear(**changes), evaluators.Objective())
+    return evaluators.LogEvaluator(log, linear(**changes), evaluators.make_objective())
 
 
 def batched(log: DenseLog, load: Load, **options: Any) -> evaluators.LogEvaluator:
-    return evaluators.LogEvaluator(log, linear(), evaluators.Objective(), load, **options)
+    return evaluators.LogEvaluator(log, linear(), evaluators.make_objective(), load, **options)
 
 
 def test_sums_are_those_of_replay(log: DenseLog, traces: TraceSet) -> None:
@@ -54,7 +54,7 @@ def test_sums_are_those_of_replay(log: DenseLog, traces: TraceSet) -> None:
         assert tuple(total[name] for name in COUNTS) == counts
         assert total["time_us"] == pytest.approx(pooled.time_us)
         rate = pooled.ratios["tokens_per_s"].value
-        assert evaluators.Objective().rate(total) == pytest.approx(rate)
+        assert evaluators.make_objective().rate(total) == pytest.approx(rate)
         assert ratio("tokens_per_s", total) == pytest.approx(rate)
         assert ours.support == 1.0
 
@@ -67,7 +67,7 @@ def test_prompts_come_in_the_order_asked(log: DenseLog) -> None:
 
 
 def test_good_tokens_are_of_whole_requests(log: DenseLog, traces: TraceSet) -> None:
-    evaluate = replace(sequential(log), objective=evaluators.Objective("goodput", 700.0))
+    evaluate = replace(sequential(log), objective=evaluators.make_objective("goodput", 0.7))
     columns = evaluate(STATICS[1:2], traces.prompt_ids)[0].columns
     tokens, good = columns["tokens"], columns["good_tokens"]
     tpot = columns["request_us"] / tokens
@@ -120,7 +120,7 @@ def test_static_settings_are_simulated_as_any_other(log: DenseLog, traces: Trace
     submitted = submissions_of(log.only(prompts), STATICS)
     for ours, of in zip(found, submitted, strict=True):
         run = simulate(of, load, linear())
-        sums = evaluators.simulated_sums(run, evaluators.Objective())
+        sums = evaluators.simulated_sums(run, evaluators.make_objective())
         theirs = by_prompt(of.positions, sums, run.logged).select(prompts)
         for name, column in ours.columns.items():
             if name not in ("wanted", "missing"):  # a summary counts what any setting would want
@@ -134,13 +134,13 @@ def test_shares_add_up_to_the_run(log: DenseLog, load: Load, engine: Engine) -> 
     part = log.only(["p000001", "p000002", "p000003", "p000004", "p000005"])
     [of] = submissions_of(part, [STOP])
     run = simulate(of, load, linear())
-    times, goodput = run.timeline, evaluators.Objective("goodput", 900.0)
+    times, goodput = run.timeline, evaluators.make_objective("goodput", 0.9)
     sums = {name: of.sum() for name, of in evaluators.simulated_sums(run, goodput).items()}
     busy_us = float((times.end_us - times.start_us).sum())
     assert sums["time_us"] == pytest.approx(busy_us)
     duration_us = times.end_us[-1] - times.start_us[0]
     assert sums["wall_us"] == pytest.approx(duration_us)
-    assert (duration_us > 1.01 * busy_us) == (not load.is_closed)
+    assert (duration_us > 1.01 * busy_us) == (load.arrival_rate_per_s is not None)
     assert sums["tokens"] == 128 * len(run.logged)
     waited = times.finish_us - times.first_token_us
     assert sums["request_us"] == pytest.approx(waited.sum())

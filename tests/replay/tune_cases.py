@@ -16,7 +16,7 @@ from specctl.replay.cost.files import save_cost_model
 from specctl.replay.cost.model import CostModel
 from specctl.replay.metrics import Sums
 from specctl.replay.tune.candidates import Conditions, parse_families
-from specctl.replay.tune.evaluators import Evaluator, Objective
+from specctl.replay.tune.evaluators import Evaluator, make_objective
 from specctl.replay.tune.search import TuneSearch
 from specctl.stats import Split
 from specctl.tree import DraftPool
@@ -102,7 +102,7 @@ def search(
     conditions = Conditions(PAIR, SUPPORT, batch_size=1, step_costs=lambda rule: COSTS)
     split = Split(names("train-", train), names("held-", held_out))
     parsed = tuple(parse_families(families, grids))
-    return TuneSearch(parsed, conditions, split, **{"objective": Objective(), **changes})
+    return TuneSearch(parsed, conditions, split, **{"objective": make_objective(), **changes})
 
 
 def is_stop(policy: Policy) -> bool:

@@ -7,14 +7,15 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from specctl.artifacts import PairFingerprint
+from specctl.replay.ladder.estimates import ProbabilityQuality
 from specctl.replay.ladder.result import LadderResult, Rung, SideSizes
 from specctl.replay.results import ReplayScores
 from specctl.replay.score import Bound, PolicyFigures, PolicyScores
+from specctl.replay.tune.evaluators import make_objective
 from specctl.replay.tune.verdict import (
     HeldOutStanding,
     Standing,
     TunedLoad,
-    TunedObjective,
     TuneResult,
 )
 from specctl.report.given import RunFacts, RunPaired, RunPolicy, RunScores
@@ -62,21 +63,28 @@ def around(value: float, apart: float = 0.1) -> Interval:
     return Interval(value, value - apart, value + apart)
 
 
+BOUNDED = ("calls", "verified_tokens", "tokens_per_call")
+
+
 def replay_results(*, timed: bool = True, label: str = "eagle2") -> ReplayScores:
     policies = []
     for name, calls, rate, is_marked in (("chain", 300, 100.0, False), (label, 200, 150.0, True)):
-        ratios = {"mean_acceptance_length": around(3.0), "verified_per_token": around(2.0)}
+        ratios = {"mean_acceptance_length": around(3.0), "draft_utilisation": around(0.5)}
         ratios |= {"tokens_per_s": around(rate, 5.0)} if timed else {}
-        against = {"calls": around(0.9)} | ({"time_us": around(0.8)} if timed else {})
+        against = {"calls": around(0.9), "verified": around(2.0)} | (
+            {"time_us": around(0.8)} if timed else {}
+        )
         pooled = example(
             PolicyFigures,
             policy=name,
             num_prompts=40,
             calls=calls,
+            verified_tokens=2 * calls,
+            time_us=1e6 if timed else None,
             expansion_support=0.98 if is_marked else 1.0,
             is_marked=is_marked,
             ratios=ratios,
-            bounds={"calls": Bound(low=calls - 3.0, high=calls + 9.0)},
+            bounds={n: Bound(low=calls - 3.0, high=calls + 9.0) for n in BOUNDED},
             against=against,
         )
         policies.append(PolicyScores(policy=name, pooled=pooled, by_category=()))
@@ -106,12 +114,14 @@ def drift_results(**others: Any) -> DriftScores:
         "alarm_at": DriftPrompt(index=2, **at),
         "evidence": DriftEvidence(index=(0, 1, 2, 3), log10=curves),
         "signals": (signal,),
-        "price": Price(num_prompts=9, rate_kept=around(0.8)),
+        "price": Price(num_prompts=9, static="chain", static_over_deployed=around(0.8)),
     }
     return example(DriftScores, **{**given, **others})  # type: ignore[no-any-return]
 
 
-def ladder_results(*, policy_gain: float = 1.2, label: str = "mine", **others: Any) -> LadderResult:
+def ladder_results(
+    *, policy_gain: float = 1.2, label: str = "mine", is_marked: bool = False, **others: Any
+) -> LadderResult:
     """Of batch size 1; `label` is a policy's."""
     rates = {"plain ar": 40.0, "tree static": 100.0, f"policy {label}": 100 * policy_gain}
     rates |= {"features R_feat": 150.0, "oracle R_prob": 160.0}
@@ -120,9 +130,10 @@ def ladder_results(*, policy_gain: float = 1.2, label: str = "mine", **others: A
     for name, rate in rates.items():
         kind, own = name.split()
         told = {"tokens_per_s": around(rate, 3.0), "against_static": around(rate / 100.0)}
-        told |= {"against_plain": around(rate / 40.0)}
+        told |= {"against_plain": around(rate / 40.0), "is_marked": is_marked and own == label}
         rungs.append(example(Rung, kind=kind, label=own, setting="as given", **told))
     told = {"rungs": tuple(rungs), "best_static": "static", "num_prompts": SIZES, "batch_size": 1}
+    told |= {"calibration": {"oracle": example(ProbabilityQuality)}}
     return example(LadderResult, **told, **(FACTS | others))
 
 
@@ -141,7 +152,7 @@ def tune_results(*, beats: bool = True, load: tuple[int, float | None] = (4, 2.5
         TuneResult,
         load=TunedLoad(batch_size=load[0], arrival_rate_per_s=load[1]),
         approximations="Batches are simulated.",
-        objective=example(TunedObjective, kind="latency", meaning="tokens/s that a request sees"),
+        objective=make_objective(),
         chosen="fancy" if beats else "static",
         beats_static=beats,
         baseline="static",

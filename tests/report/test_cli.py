@@ -45,13 +45,6 @@ def test_report_shows_what_ran(tmp_path: Path) -> None:
     assert "`specctl run` writes: facts" in refuses(4, "report", "--run", results, "-o", out)
 
 
-def test_json_is_the_pages_twin(log: Path, tmp_path: Path) -> None:
-    twin = json.loads(passes("report", log, "-o", tmp_path / "r.html", "--json").out)
-    assert twin["kind"] == "report"
-    assert twin["facts"]["traces"].startswith("dense, sha256:")
-    assert twin["sections"]["recommendation"]["missing"].startswith("None yet.")
-
-
 @pytest.mark.usefixtures("two_prompts_are_enough")
 def test_equal_seeds_give_equal_pages(log: Path, tmp_path: Path) -> None:
     pages = [tmp_path / "one.html", tmp_path / "two.html", tmp_path / "three.html"]

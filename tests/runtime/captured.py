@@ -116,16 +116,9 @@ def make_loop(
 
 
 def decode(
-    policy: Policy,
-    given: list[Request],
-    graphs: GraphSettings | None,
-    *,
-    batch_size: int = 3,
-    of: Pair | None = None,
-    observer: Kept | None = None,
+    policy: Policy, given: list[Request], graphs: GraphSettings | None, **options: Any
 ) -> Run:
-    loop = make_loop(policy, given, graphs, batch_size=batch_size, of=of, observer=observer)
-    return run(loop, given)
+    return run(make_loop(policy, given, graphs, **options), given)
 
 
 def ordinary(policy: Policy, given: list[Request], *, batch_size: int = 3) -> Run:

@@ -6,18 +6,13 @@ import gc
 import logging
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
-from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from specctl.errors import UsageError
-from specctl.runtime import capture
 from specctl.runtime.capture import (
-    CudaCapture,
     GraphCache,
     GraphSettings,
     Recording,
@@ -66,27 +61,6 @@ def test_a_graph_beyond_the_limit_goes_and_the_others_are_made_again(
     ]
 
 
-def test_out_of_memory_gives_up_the_other_graphs_and_makes_them_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """They would keep the memory that the failed one took, which its eager run needs."""
-    tape = TapeCapture(num_bytes=7)
-    cache, one, other = GraphCache(tape, limit_bytes=100), Work(), Work()
-    for _ in range(3):
-        cache.run("one", one)
-    cache.run("other", other)
-    tape.fails = 1
-    cache.run("other", other)
-    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 1 EiB." in caplog.text
-    assert (tape.num_forgotten, cache.keys, cache.counters.graph_bytes) == (1, (), 0)
-    for _ in range(2):
-        cache.run("one", one)
-        cache.run("other", other)
-    assert (one.count.item(), other.count.item()) == (5, 4)
-    assert (cache.keys, cache.counters.graph_bytes) == (("one",), 7)
-    assert (cache.counters.captures, cache.counters.failed_captures) == (2, 1)
-
-
 def test_memory_that_ran_out_beside_graphs_halves_their_limit() -> None:
     """Else they would take it again, round after round. Refused keys are tried once more."""
     tape = TapeCapture(num_bytes=40)
@@ -125,21 +99,6 @@ def test_a_failed_capture_frees_its_memory_before_the_work_is_done_again() -> No
     assert alive == [False]
 
 
-def test_graphs_go_when_captures_end() -> None:
-    tape = TapeCapture(num_bytes=7, lenient=True)
-    cache, work = GraphCache(tape, limit_bytes=100), Work()
-    for _ in range(3):
-        cache.run("a", work)
-    waits = lambda: work.count.item()  # noqa: E731
-    for _ in range(2):
-        cache.run("b", waits)
-    assert (cache.keys, cache.counters.graph_bytes, tape.num_forgotten) == ((), 0, 1)
-    before = cache.counters.eager_parts
-    cache.run("a", work)
-    assert cache.counters.eager_parts == before + 1
-    assert work.count.item() == 4
-
-
 class Ended:
     """What `torch.cuda.graph` does where ending a capture that failed raises an error too."""
 
@@ -174,56 +133,6 @@ def test_the_reason_of_a_failed_capture_is_its_first_error(
     cache.run("b", Work())
     cache.run("b", Work())
     assert cache.counters.failed_captures == (2 if stays else 1)
-
-
-def test_a_failed_capture_ends_the_allocators_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch 2.11 does not: behind one failure every later capture of the process would fail."""
-    allocator, pools = set[Any](), count(7)
-
-    class Graph(Ended):
-        def __init__(self, graph: object, *, pool: Any, **_: object) -> None:
-            self.pool, self.graph = pool, graph
-
-        def __enter__(self) -> None:
-            assert not allocator, "captures_underway.empty()"
-            allocator.add(self.pool)
-
-        def __exit__(self, *error: object) -> None:
-            if error[0] is not None:
-                super().__exit__()
-            allocator.remove(self.pool)
-
-    released = list[Any]()
-    fakes = {
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
-        "graph": Graph,
-        "graph_pool_handle": lambda: (0, next(pools)),
-        "stream": lambda _: nullcontext(),
-        "current_stream": lambda _: None,
-        "memory_reserved": lambda _: 0,
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(
-        torch._C, "_cuda_endAllocateToPool", lambda _, pool: allocator.remove(pool), raising=False
-    )
-    monkeypatch.setattr(
-        torch._C, "_cuda_releasePool", lambda _, pool: released.append(pool), raising=False
-    )
-    monkeypatch.setattr(capture, "capture_stream", lambda _: None)
-    monkeypatch.setattr(capture, "load_libraries", lambda *_: None)
-    zeros = torch.zeros
-    monkeypatch.setattr(torch, "zeros", lambda size, **_: zeros(size))
-    recorder = CudaCapture(torch.device("cuda", 0))
-
-    def waits() -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    with pytest.raises(RuntimeError, match="previous error"):
-        recorder.record(waits)
-    assert (allocator, released) == (set(), [(0, 7)])
-    assert next(pools) == 9, "a graph of a pool of its own has closed what was left open"
-    assert recorder.record(lambda: 5).found == 5
 
 
 @pytest.mark.parametrize("wrong", [{"limit_bytes": -1}, {"flat_tokens": 0}, {"stop_waits": "no"}])

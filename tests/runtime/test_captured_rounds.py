@@ -99,14 +99,6 @@ def test_without_waiting_rows_that_stopped_are_dropped_on_the_device(name: str) 
     assert found.loop.graph_counters.planned_waits == rounds  # one copy a round
 
 
-def test_drawn_texts_are_the_ordinary_loops() -> None:
-    given = requests(6, DRAWN)
-    plain = ordinary(Policy(shape=RootOnly()), given, batch_size=1)
-    found = decode(Policy(shape=SHAPES["hetero"]), given, tape())
-    assert found.texts == plain.texts
-    check_captured(found)
-
-
 def test_small_model_drafts_on_the_device() -> None:
     given, policy = requests(3), Policy(shape=SHAPES["threshold"])
     found = decode(policy, given, tape(stop_waits="always"), of=small_pair())

@@ -32,7 +32,6 @@ from tests.runtime.captured import (
     make_loop,
     ordinary,
     requests,
-    run,
 )
 from tests.runtime.toy import Kept
 
@@ -166,14 +165,6 @@ def test_cuda_records_again_after_a_capture_that_failed() -> None:
     assert value.item() == 1
 
 
-def test_cuda_memory_limit_keeps_rounds_eager() -> None:
-    given, policy = requests(3), Policy(shape=SHAPES["eagle2"])
-    found = decode(policy, given, GraphSettings(limit_bytes=0), of=cuda_pair())
-    assert found.loop.graph_counters.captures == 0
-    assert found.loop.graph_counters.failed_captures > 0
-    assert found.texts == decode(policy, given, None, of=cuda_pair()).texts
-
-
 def test_cuda_out_of_memory_during_capture_falls_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """A verification that asks for more than there is, but only while it is captured; what it had
     taken until then is given back."""
@@ -199,16 +190,3 @@ def test_cuda_out_of_memory_during_capture_falls_to_eager(monkeypatch: pytest.Mo
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() < reserved + (1 << 29)  # the GiB was given back
     assert found.texts == decode(policy, given, None, of=cuda_pair()).texts
-
-
-def test_cuda_reload_writes_the_buffer_under_live_graphs() -> None:
-    given = requests(6)
-    old, new = (SHAPES["threshold"].model_copy(update={"min_prob": p}) for p in (0.02, 0.1))
-    loop = make_loop(Policy(shape=old), given, GraphSettings(), of=cuda_pair())
-    run(loop, given[:3])
-    graphs = loop.round
-    loop.reload(Policy(shape=new))
-    assert loop.round is graphs
-    found = run(loop, given[3:])
-    fresh = decode(Policy(shape=new), given[3:], GraphSettings(), of=cuda_pair())
-    assert (found.texts, found.counts) == (fresh.texts, fresh.counts)

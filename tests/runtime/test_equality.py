@@ -1,22 +1,19 @@
 """Greedy text of many prompts, fp32: plain decoding's equals that of what shares none of our code,
 and every strategy's, with either drafter, equals plain decoding's.
 
-An uncached causal forward over the whole text, and transformers' own `generate`: a bug that both
-sides of a comparison share hides from it. A case decodes requests that join late, at random
-moments, wherever its batch is larger than one; unequal trees are packed, and the cases that are
-here for packing say so and are held to it.
+The reference is an uncached causal forward over the whole text (transformers' `generate`:
+test_models.py): a bug that both sides of a comparison share hides from it. A case decodes requests
+that join late, at random moments, wherever its batch is larger than one; unequal trees are packed,
+and the cases that are here for packing say so and are held to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from specctl.policy import (
     Chain,
@@ -95,45 +92,21 @@ def texts_of_case(
     return texts_of(done)
 
 
-@contextmanager
-def own_attention(pair: Pair) -> Iterator[PreTrainedModel]:
-    """The target as transformers would run it."""
-    model = pair.target.model.model
-    model.set_attn_implementation("sdpa")
-    try:
-        yield model
-    finally:
-        model.set_attn_implementation(ATTENTION)
-
-
 @torch.inference_mode()
 def test_plain_decoding_equals_an_uncached_forward(
     pair: Pair, requests: list[Request], plain: Texts
 ) -> None:
-    with own_attention(pair) as model:
+    model = pair.target.model.model
+    model.set_attn_implementation("sdpa")  # as transformers would run it
+    try:
         for request in requests:
             text = plain[request.request_id]
             ids = torch.tensor([[*request.prompt_ids, *text]])
             logits = model(input_ids=ids, use_cache=False).logits[0]
             wanted = logits[len(request.prompt_ids) - 1 : -1].argmax(-1).tolist()
             assert list(text) == wanted, request.request_id
-
-
-def test_plain_decoding_equals_transformers_generate(
-    pair: Pair, requests: list[Request], plain: Texts
-) -> None:
-    with own_attention(pair) as model:
-        for request in requests:
-            ids = torch.tensor([request.prompt_ids])
-            output = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=request.max_new_tokens,
-                do_sample=False,
-                eos_token_id=list(pair.target.eos_ids),
-                pad_token_id=pair.target.eos_ids[0],
-            )
-            assert output[0, ids.shape[1] :].tolist() == list(plain[request.request_id])
+    finally:
+        model.set_attn_implementation(ATTENTION)
 
 
 @pytest.mark.parametrize("batch_size", [4, 8])

@@ -7,19 +7,35 @@ them before the target's draws. Second, the whole production loop, for every str
 budget, emits exactly the target's law when its coins run through every combination of probability
 cells, and each request's text is the one that its own coins mean: a batch makes no two texts depend
 on each other.
+
+The proofs must be able to fail: bugs that others shipped are put in on purpose, as far as they
+apply to point-mass verification, and have to be seen. Bugs of draws: `test_sampling.py`.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import cache
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from specctl.kernels.tree_build import BuiltTree
+from specctl.kernels.verify_tree import reference as walk
 from specctl.kernels.verify_tree import walk_tree
+from specctl.policy import Policy, build_budget, build_shape
+from specctl.policy.rules import fresh_start
+from specctl.runtime import verifying
+from specctl.runtime.requests import RoundRecord
+from specctl.runtime.round import Round, trim
+from specctl.runtime.state import Rows
+from specctl.runtime.verifying import Draft, TargetOutput, Verifier
+from specctl.tree import DraftPool
 from tests.runtime import table
 from tests.runtime.toy import Kept
 
@@ -76,15 +92,6 @@ def test_loop_emits_the_target_law(name: str) -> None:
 SOME_SEEDS = table.ALL_SEEDS[::4]
 
 
-@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.nightly), 4, 16])
-@pytest.mark.parametrize("name", table.BUDGETS)
-def test_a_shared_budget_changes_no_text(name: str, batch_size: int) -> None:
-    """Each request's text is the one that its own cells mean, whoever shares budget and batch."""
-    seeds = Random(batch_size).sample(SOME_SEEDS, len(SOME_SEEDS))
-    found = table.loop_texts(table.BUDGETS[name], batch_size, seeds)
-    assert found == {seed: table.text_of(seed) for seed in SOME_SEEDS}
-
-
 @pytest.mark.parametrize("name", table.POLICIES)
 def test_requests_that_join_late_have_their_own_text(name: str) -> None:
     seeds = Random(9).sample(SOME_SEEDS, len(SOME_SEEDS))
@@ -101,3 +108,184 @@ def test_the_budgets_of_these_tests_bind(name: str) -> None:
     maximum = getattr(table.BUDGETS[name].budget, "max_tokens", None)
     if maximum is not None:
         assert max(sum(row) for row in rounds) == maximum
+
+
+# --------------------------------------------------------------------------- bugs put in
+
+
+Patch = pytest.MonkeyPatch
+SEEDS = table.ALL_SEEDS[::3]
+MUTANTS: dict[str, Callable[[Patch], None]] = {}
+
+
+def mutant(install: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    MUTANTS[install.__name__] = install
+    return install
+
+
+def admitting(patch: Patch, admit: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    """Nodes `[B, N]` that the walk follows, by parents, tokens and the target's tokens."""
+
+    def admitted(parent: Tensor, tokens: Tensor, target: Tensor, _: object) -> Tensor:
+        return admit(parent, tokens, target) & (parent >= 0)
+
+    patch.setattr(walk, "_admitted", admitted)
+
+
+@mutant
+def always_accept_first_child(patch: Patch) -> None:
+    def first(parent: Tensor, tokens: Tensor, target: Tensor) -> Tensor:
+        is_first = torch.ones_like(parent, dtype=torch.bool)
+        is_first[:, 1:] = parent[:, 1:] != parent[:, :-1]
+        return is_first
+
+    admitting(patch, first)
+
+
+@mutant
+def verify_with_own_logits(patch: Patch) -> None:
+    admitting(patch, lambda parent, tokens, target: tokens == target)
+
+
+@mutant
+def bonus_always_argmax(patch: Patch) -> None:
+    original = Verifier.judge
+
+    def judge(self: Verifier, rows: Rows, draft: Draft, output: TargetOutput, *rest: Any) -> object:
+        parent, best = output.tree.parent, output.best_ids[output.laid.node_at]
+        is_leaf = torch.ones_like(parent, dtype=torch.bool)
+        is_leaf.scatter_(1, parent.clamp(min=0), parent < 0)
+
+        def draw(processed: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+            own = drawn(processed, seeds, positions)
+            own[output.laid.node_at[is_leaf]] = best[is_leaf]
+            return own
+
+        drawn, self.draw = self.draw, draw
+        found = original(self, rows, draft, output, *rest)
+        self.draw = drawn
+        return found
+
+    patch.setattr(Verifier, "judge", judge)
+
+
+def drawing(patch: Patch, change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]) -> None:
+    """Draws from other logits, seeds or positions."""
+    original = table.CellDraw.__call__
+    patch.setattr(table.CellDraw, "__call__", lambda draw, *given: original(draw, *change(*given)))
+
+
+@mutant
+def one_coin_for_all_positions(patch: Patch) -> None:
+    drawing(patch, lambda logits, seeds, at: (logits, seeds, at[:1].expand_as(at)))
+
+
+@mutant
+def coin_of_the_position_before(patch: Patch) -> None:
+    drawing(patch, lambda logits, seeds, at: (logits, seeds, (at - 1).clamp(min=0)))
+
+
+@mutant
+def rows_swapped_between_requests(patch: Patch) -> None:
+    drawing(patch, lambda logits, seeds, at: (logits.roll(1, 0), seeds, at))
+
+
+@mutant
+def coins_of_the_first_request_for_all(patch: Patch) -> None:
+    drawing(patch, lambda logits, seeds, at: (logits, seeds[:1].expand_as(seeds), at))
+
+
+@mutant
+def coins_by_row_instead_of_by_request(patch: Patch) -> None:
+    rows = lambda seeds: seeds.unique(return_inverse=True)[1]  # noqa: E731
+    drawing(patch, lambda logits, seeds, at: (logits, rows(seeds), at))
+
+
+@mutant
+def stale_kv_after_accepting(patch: Patch) -> None:
+    patch.setattr(table._TextCache, "commit", lambda *_: None)
+
+
+@mutant
+def policy_drops_a_drawn_token(patch: Patch) -> None:
+    """What is verified depends on what the target drew."""
+    original = table.CellDraw.__call__
+
+    def redraw(draw: table.CellDraw, processed: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        own = original(draw, processed, seeds, positions)
+        return torch.where(own == 2, processed.argmax(-1), own)
+
+    patch.setattr(table.CellDraw, "__call__", redraw)
+
+
+@mutant
+def prefill_greedy_under_sampling(patch: Patch) -> None:
+    patch.setattr(Round, "first_token", lambda self, logits, sampling: logits.argmax(-1))
+
+
+@mutant
+def tree_not_closed(patch: Patch) -> None:
+    original = verifying.link_tree
+
+    def link(pool: DraftPool, submitted: Tensor, *rest: Any, **named: Any) -> BuiltTree:
+        """Nodes whose parent is dropped hang from the root."""
+        tree = original(pool, submitted, *rest, **named)
+        return tree._replace(parent=tree.parent.clamp(max=0))
+
+    patch.setattr(verifying, "link_tree", link)
+
+
+@mutant
+def requests_that_leave_are_not_moved(patch: Patch) -> None:
+    patch.setattr(table._TextCache, "move", lambda *_: None)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_killed(name: str, monkeypatch: Patch) -> None:
+    MUTANTS[name](monkeypatch)
+    assert any(differs(table.POLICIES[policy]) for policy in ("chain", "eagle2-wide"))
+
+
+def differs(policy: Policy) -> bool:
+    """Whether some text is not the one that its coins mean; a crash would prove nothing."""
+    texts = table.loop_texts(policy, seeds=SEEDS)
+    return texts != {seed: table.text_of(seed) for seed in SEEDS}
+
+
+class BudgetCheck:
+    """Whether each round verified what the budget says of that round's own drafts."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.shape = build_shape(policy.shape)
+        self.budget = build_budget(policy.budget, batch_size=4, max_tokens=self.shape.max_tokens)
+        self.share, self.num_wrong = type(self.budget).share, 0
+
+    def on_round(self, record: RoundRecord) -> None:
+        plan = self.shape.begin(fresh_start(len(record.requests)))
+        wanted = self.shape.select(plan, record.pool)
+        shared = trim(self.share(self.budget, plan, record.pool, wanted))
+        self.num_wrong += not torch.equal(shared, record.submitted)
+
+
+BUDGET = table.BUDGETS["wide+survival"]
+
+
+def test_a_round_shares_its_own_budget() -> None:
+    check = BudgetCheck(BUDGET)
+    table.loop_texts(BUDGET, 4, SEEDS, observer=check)
+    assert check.num_wrong == 0
+
+
+def test_a_stale_budget_is_seen(monkeypatch: Patch) -> None:
+    """Last round's shares, where they fit: texts may come out right, the work does not."""
+    check = BudgetCheck(BUDGET)
+    last: list[Tensor] = []
+
+    def stale(self: object, plan: object, pool: DraftPool, submitted: Tensor) -> Tensor:
+        last.append(check.share(self, plan, pool, submitted))
+        before = last[-2] if len(last) > 1 else last[-1]
+        return before if before.shape == last[-1].shape else last[-1]
+
+    monkeypatch.setattr(type(check.budget), "share", stale)
+    table.loop_texts(BUDGET, 4, SEEDS, observer=check)
+    assert check.num_wrong > 0

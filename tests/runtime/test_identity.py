@@ -14,9 +14,6 @@ from transformers.utils import logging
 
 from specctl.embedded import embedded_path
 from specctl.errors import ModelConfigError, ModelError
-from specctl.policy import Policy, StaticTree
-from specctl.runtime.api import Decoder
-from specctl.runtime.config import ModelsConfig
 from specctl.runtime.identity import load_tokenizer, quietly, tokenizer_digest, weights_digest
 from specctl.runtime.load import load_pair
 
@@ -126,16 +123,3 @@ def test_a_quantised_target_is_refused_by_name_before_its_weights_are_read(
         path.write_bytes(b"not read")
     with pytest.raises(ModelConfigError, match=f"{method} weights on cpu"):
         load_pair(str(folder), None, device="cpu")
-
-
-@pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_compiled_layers_give_the_same_text() -> None:
-    policy = Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=10))
-    texts = [
-        Decoder(ModelsConfig(device="cpu", compile=compiled).load_pair(), policy)
-        .generate("def add(a, b):", max_new_tokens=24)[0]
-        .token_ids
-        for compiled in (False, True)
-    ]
-    assert texts[0] == texts[1]

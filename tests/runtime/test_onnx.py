@@ -1,7 +1,7 @@
 """Decisions by onnxruntime: every backend decides alike, in the loop too, and nothing in silence.
 
-Scores of 100,000 rows on a CPU and, where there is one, on CUDA, by the torch rule, onnxruntime and
-the kernels' op. Rows are random, and on thresholds, one float32 beside them, infinite, NaN, zero,
+Scores of 100,000 rows on a CPU and, where there is one, on CUDA, by the torch rule and onnxruntime.
+Rows are random, and on thresholds, one float32 beside them, infinite, NaN, zero,
 denormal and huge.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -22,18 +21,17 @@ from torch.nn.functional import logsigmoid
 
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import InvariantError, UsageError
-from specctl.kernels.policy_eval import prune_level
 from specctl.policy import FfnScorer, Policy, RootOnly, ScoredTree, StaticTree, build_shape
 from specctl.policy.scorers import build_log_odds, folded_layer
 from specctl.runtime import twins
 from specctl.runtime.api import Decoder
 from specctl.runtime.config import Decisions
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.load import Pair
 from specctl.runtime.requests import Request
-from specctl.runtime.twins import SCORER, TwinSession, by_twin, cuda_options
+from specctl.runtime.twins import SCORER, TwinSession, by_twin
 from specctl.tree import DraftPool
 from tests.artifacts.examples import HETERO, POLICIES
-from tests.kernels.drawn import buffer_of, edge_rows, level_pool
+from tests.kernels.drawn import edge_rows, level_pool
 from tests.policy.scorers import SCORED
 from tests.runtime.captured import BASE, spread_requests, tape
 from tests.runtime.toy import Kept
@@ -81,29 +79,16 @@ def cuda() -> torch.device:
 # --------------------------------------------------------------------------- scores
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Three backends' scores of the nodes of a level, `[B, C]`, and the least that is kept."""
-
-    torch: Tensor
-    onnx: Tensor
-    kernel: Tensor
-    bar: float
-
-    def __iter__(self) -> Any:
-        return iter((self.torch, self.onnx, self.kernel))
-
-
-def scores_of(scorer: FfnScorer, beta: float, pool: DraftPool, device: torch.device) -> Scores:
+def scores_of(
+    scorer: FfnScorer, beta: float, pool: DraftPool, device: torch.device
+) -> tuple[Tensor, Tensor, float]:
+    """Scores of the nodes of a level by torch and by onnxruntime, `[B, C]`, and the least kept."""
     shape = ScoredTree(scorer=scorer, beta=beta, depth=3, first_top_k=4, second_top_k=4)
     rule: Any = build_shape(shape, device)
     asking: Any = by_twin(shape, rule, device)
     assert asking is not rule
     there = pool.each(lambda one: one.to(device))
-    kernel = torch.full_like(there.joint_logp, math.nan)
-    prune_level(buffer_of(shape, device), there, kernel, None, start=1, depth=1, width=4)
-    found = (rule.score(there, 1), asking.score(there, 1), kernel[:, 1:])
-    return Scores(*(scores.cpu() for scores in found), rule.min_score)
+    return rule.score(there, 1).cpu(), asking.score(there, 1).cpu(), rule.min_score
 
 
 def wide_network(hidden: int) -> FfnScorer:
@@ -136,24 +121,24 @@ def test_networks(hidden: int, device: torch.device) -> None:
     """Equal decisions wherever the score is further from the bar than float32 may compute it.
 
     By the worst case 2 to 37 rows of 100,352 are nearer; a typical error is far smaller, and on the
-    machine of docs/LOG.md those rows were decided alike too.
+    machine of docs/LOG.md those rows were decided alike too. The kernel's scores:
+    tests/kernels/test_policy_eval.py.
     """
     scorer, pool = wide_network(hidden), node_rows(hidden)
     exact, error, overflows = exact_scores(scorer, pool)
-    middle = float(exact.nanmedian().exp())
-    scores = scores_of(scorer, round(middle, 3), pool, device)
+    beta = round(float(exact.nanmedian().exp()), 3)
+    *both, bar = scores_of(scorer, beta, pool, device)
     empty, plain = pool.joint_logp[:, 1:] == -math.inf, ~(overflows | exact.isnan())
-    for found in scores:
+    for found in both:
         assert bool((found[empty] == -math.inf).all())
         assert bool(found[exact.isnan() & ~empty].isnan().all())
         assert bool(((found.double() - exact).abs() <= error)[plain & ~empty].all())
     assert int((overflows & ~exact.isnan()).sum()) <= 4
-    border = plain & ((exact - scores.bar).abs() <= error)
-    keeps = [found >= scores.bar for found in scores]
-    assert 0.05 < float(keeps[0].float().mean()) < 0.95
+    border = plain & ((exact - bar).abs() <= error)
+    by_torch, by_onnx = (found >= bar for found in both)
+    assert 0.05 < float(by_torch.float().mean()) < 0.95
     assert int(border.sum()) < 1e-3 * border.numel()
-    for kept in keeps[1:]:
-        assert torch.equal(kept[plain & ~border], keeps[0][plain & ~border])
+    assert torch.equal(by_onnx[plain & ~border], by_torch[plain & ~border])
 
 
 def exact_scores(scorer: FfnScorer, pool: DraftPool) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,13 +179,11 @@ def test_the_border_of_the_sigmoid(device: torch.device) -> None:
     )
     draw = torch.Generator().manual_seed(0)
     joint = -torch.randint(0, 64, (ROWS, SIZE), generator=draw) / 4
-    scores = scores_of(scorer, 0.5, level_pool(joint, 0), device)
-    assert torch.equal(scores.torch, scores.onnx)
-    on_it = scores.torch == float(np.float32(math.log(0.5)))
+    by_torch, by_onnx, bar = scores_of(scorer, 0.5, level_pool(joint, 0), device)
+    assert torch.equal(by_torch, by_onnx)
+    on_it = by_torch == float(np.float32(math.log(0.5)))
     assert int(on_it.sum()) > 500
-    for found in scores:
-        assert bool((found >= scores.bar)[on_it].all())
-        assert torch.equal(found >= scores.bar, scores.torch >= scores.bar)
+    assert bool((by_torch >= bar)[on_it].all())
 
 
 # --------------------------------------------------------------------------- the session
@@ -245,52 +228,12 @@ def test_nan_stays_nan_whatever_a_provider_makes_of_it() -> None:
     assert twins.network_by(session)(features).isnan().tolist() == [False, True, False]
 
 
-CUDA_1 = torch.device("cuda", 1)
-
-
-@dataclass(eq=False)
-class FakeStream:
-    """A stream that notes what waits for what."""
-
-    name: str
-    cuda_stream: int
-    log: list[str]
-    device: torch.device = CUDA_1
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self.log.append(f"{self.name} waits for {other.name}")
-
-
-@pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeStream, FakeStream]:
-    """Torch's default stream, which has the number 0, and the next one that is made."""
-    log: list[str] = []
-    default, own = FakeStream("torch", 0, log), FakeStream("session", 7, log)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: default)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: own)
-    return default, own
-
-
-def test_a_session_computes_on_torchs_stream_or_waits_for_it(
-    streams: tuple[FakeStream, FakeStream],
-) -> None:
-    """Its own one, in order with torch's, where that is the default stream."""
-    default, own = streams
-    used: Any = twins._stream_on(torch.device("cuda"))
-    assert used is own
-    with twins._in_order(used):
-        own.log.append("run")
-    assert own.log == ["session waits for torch", "run", "torch waits for session"]
-    wanted = {"device_id": "1", "user_compute_stream": "7", "use_tf32": "0"}
-    assert cuda_options(used) == wanted
-    default.cuda_stream = 5
-    assert twins._stream_on(torch.device("cuda")) is default  # type: ignore[comparison-overlap]
-    assert twins._stream_on(CPU) is None
+STREAM: Any = SimpleNamespace(device=torch.device("cuda", 1), cuda_stream=7)
 
 
 @pytest.mark.parametrize("providers", [["CPUExecutionProvider"], ["CUDAExecutionProvider"]])
 def test_a_session_that_left_cuda_out_in_silence_is_refused(
-    providers: list[str], streams: tuple[FakeStream, FakeStream], monkeypatch: pytest.MonkeyPatch
+    providers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
 
@@ -300,25 +243,23 @@ def test_a_session_that_left_cuda_out_in_silence_is_refused(
         return SimpleNamespace(get_providers=lambda: providers)
 
     monkeypatch.setattr("onnxruntime.InferenceSession", opened)
-    _, own = streams
     refused = pytest.raises(UsageError, match="wholly on CUDAExecutionProvider: CPUExec")
     with refused if providers[0].startswith("CPU") else nullcontext():
-        twins._open(b"", torch.device("cuda"), own)  # type: ignore[arg-type]
+        twins._open(b"", torch.device("cuda"), STREAM)
     assert given["fallback"] == "1"
     assert given["enable_fallback"] is False
-    assert given["providers"] == [("CUDAExecutionProvider", cuda_options(own))]  # type: ignore[arg-type]
+    options = {"device_id": "1", "user_compute_stream": "7", "use_tf32": "0"}
+    assert given["providers"] == [("CUDAExecutionProvider", options)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the stream is made up")
 @pytest.mark.filterwarnings("ignore:Specified provider")
-def test_devices_that_onnxruntime_cannot_use_are_refused(
-    streams: tuple[FakeStream, FakeStream],
-) -> None:
+def test_devices_that_onnxruntime_cannot_use_are_refused() -> None:
     with pytest.raises(UsageError, match="device meta"):
         TwinSession(b"", SCORER, torch.device("meta"))
     model = twin_bytes(Policy(shape=NETWORK))
     with pytest.raises(UsageError, match=r"not run wholly on CUDA.*--decisions torch"):
-        twins._open(model, torch.device("cuda"), streams[1])  # type: ignore[arg-type]
+        twins._open(model, torch.device("cuda"), STREAM)
 
 
 @pytest.mark.cuda
@@ -413,22 +354,6 @@ def test_a_reloaded_policy_is_asked_in_the_same_way(
     while loop.busy:
         loop.step()
     assert len(asked) > before
-
-
-@pytest.mark.cuda
-def test_cuda_texts_are_those_of_torch(cuda: torch.device) -> None:
-    pair = load_pair("embedded", "embedded", device=str(cuda), dtype="float32")
-    policy, prompts = Policy(shape=NETWORK), ["def add(a, b):", "How much is 12 + 30?"]
-    by_torch, by_onnx = (
-        Decoder(pair, policy, batch_size=2, decisions=decisions).generate(
-            prompts, max_new_tokens=24
-        )
-        for decisions in ("torch", "onnx")
-    )
-    for ours, theirs in zip(by_onnx, by_torch, strict=True):
-        assert ours.token_ids == theirs.token_ids
-        assert ours.metrics.calls == theirs.metrics.calls
-        assert ours.metrics.verified_tokens == theirs.metrics.verified_tokens
 
 
 @pytest.mark.parametrize("decisions", ["auto", "torch", "onnx"])

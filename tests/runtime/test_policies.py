@@ -17,9 +17,9 @@ from torch import Tensor
 
 from specctl.policy import Chain, EntropyStop, JensenShannon, Mars, Policy, StaticTree, StepCost
 from specctl.policy.rules import BaseShape, Plan, RoundStart
-from specctl.policy.verification import Outcome, Strict
+from specctl.policy.verification import Outcome
 from specctl.runtime import runnable
-from specctl.runtime.requests import Completion, RoundRecord, Sampling
+from specctl.runtime.requests import Completion, RoundRecord
 from specctl.runtime.state import SlotMemory
 from specctl.runtime.words import resolve_policy
 from tests.runtime import toy
@@ -53,9 +53,6 @@ REMEMBERING = {
 DIVERGING = {
     "accept": Policy(shape=Chain(num_draft_tokens=4), acceptance=JensenShannon(min_samples=1)),
     "both": Policy(shape=STOP, acceptance=JensenShannon(min_samples=1)),
-    "both, forgetting": Policy(
-        shape=STOP, acceptance=JensenShannon(min_samples=1, half_life=3.0, variant="C")
-    ),
 }
 RELAXED = {
     f"{form} on {shape}": Policy(
@@ -184,36 +181,3 @@ def test_a_memory_that_loses_its_request_shows(
     assert not memories_are_right(monkeypatch)
     monkeypatch.setitem(globals(), "decoded", decoded.__wrapped__)
     assert all(trails(name, 4) != alone[name] for name in alone)
-
-
-# --------------------------------------------------------------------------- acceptance
-
-
-SAMPLINGS = {"greedy": None, "sampled": Sampling(1.0, top_p=0.9, seed=5)}
-
-
-@cache
-def accepted(shape: str, acceptance: Mars | Strict, sampling: str) -> toy.Texts:
-    policy = Policy(shape=POLICIES[shape].shape, acceptance=acceptance)
-    requests = toy.toy_requests(8, 16, sampling=SAMPLINGS[sampling])
-    # Noise enough that second choices are drafted.
-    return toy.texts_of(toy.decode(policy, requests, batch_size=8, noise=0.08).values())
-
-
-@pytest.mark.parametrize("shape", ["chain", "eagle2"])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_theta_one_is_strict_token_for_token(shape: str, sampling: str) -> None:
-    strict = accepted(shape, Strict(), sampling)
-    for form, theta in (("ratio", 1.0), ("prob_ratio", 1.0), ("margin", 0.0)):
-        assert accepted(shape, Mars(form=form, theta=theta), sampling) == strict
-    lax = accepted(shape, Mars(form="prob_ratio", theta=0.2), sampling)
-    assert sum(lax[name] != strict[name] for name in strict) >= 2  # there was something to relax
-
-
-def test_a_clip_of_zero_accepts_what_strict_accepts() -> None:
-    requests, stop = toy.mixed_requests(), Policy(shape=STOP)
-    clipped = Policy(shape=STOP, acceptance=JensenShannon(min_samples=1, max_threshold=0.0))
-    found, plain = (toy.decode(policy, requests, batch_size=4) for policy in (clipped, stop))
-    for request_id, one in plain.items():
-        assert found[request_id].token_ids == one.token_ids
-        assert found[request_id].metrics.calls == one.metrics.calls

@@ -35,8 +35,8 @@ from specctl.runtime import round as rounds
 from specctl.runtime.api import Decoder
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import Eagle3Drafter
-from specctl.runtime.reload import is_closed
 from specctl.runtime.requests import Request
+from specctl.runtime.runnable import is_closed
 from tests.policy.scorers import steps
 from tests.runtime.captured import make_loop, ordinary, pair, requests, run, tape
 from tests.runtime.toy import Failing, Kept, loop_of, texts_of, toy_requests

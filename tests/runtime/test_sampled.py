@@ -160,7 +160,7 @@ def draft_law_before_the_processors(patch: Patch) -> None:
 
 @mutant
 def target_law_before_the_processors(patch: Patch) -> None:
-    judging(patch, lambda given: replace(given, law=given.logits))
+    judging(patch, lambda given: replace(given, processed=given.logits))
 
 
 @mutant

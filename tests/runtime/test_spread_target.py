@@ -12,11 +12,11 @@ import torch
 from polars.testing import assert_frame_equal
 from torch.utils import backend_registration
 
-from specctl.collect.cluster import Needs
+from specctl.collect.workers import Needs
 from specctl.errors import ModelConfigError, UsageError
 from specctl.runtime import load
 from specctl.runtime.api import Decoder
-from specctl.runtime.load import check_loadable, load_pair, parse_devices
+from specctl.runtime.load import check_loadable, parse_devices
 from tests.collect.sets import sorted_rows
 from tests.hidden import ROOT
 
@@ -65,8 +65,6 @@ def test_what_several_devices_need_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     assert gpus == (torch.device("cuda:0"), torch.device("cuda:1"))
     with pytest.raises(UsageError, match="this machine has 2 CUDA devices"):
         parse_devices("cuda:1,cuda:2")
-    with pytest.raises(UsageError, match="--compile works on one device"):
-        load_pair("embedded", None, device="cuda:0,cuda:1", compile=True)
     folder = load.model_folder("embedded", embedded_default="target")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100_000, 1_000_000))
     with pytest.raises(ModelConfigError, match=r"cuda:1 has 0 GB of memory; spread .* more GPUs"):

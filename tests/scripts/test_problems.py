@@ -1,9 +1,8 @@
-"""The generated problems: seeds, distinctness, and solutions that are right."""
+"""The generated problems: distinct, right, and the packaged ones unseen by training."""
 
 import json
 import re
 from itertools import islice
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,8 @@ from scripts.embedded_pair.corpus import (
     held_out_problems,
     problem_documents,
 )
-from scripts.embedded_pair.problems import added, generate, product, taken
-from specctl.answers import final_answer, is_correct
+from scripts.embedded_pair.problems import generate
+from specctl.answers import is_correct
 from specctl.embedded import PROMPTS
 
 CATEGORIES = ("arithmetic", "strings")
@@ -35,16 +34,9 @@ def value(expression: str) -> float:
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
-def test_a_seed_fixes_the_problems(category: str) -> None:
-    assert generate(category, 5, 50) == generate(category, 5, 50)
-    assert generate(category, 5, 50) != generate(category, 6, 50)
-
-
-@pytest.mark.parametrize("category", CATEGORIES)
 def test_problems_are_distinct_and_end_in_their_answer(category: str) -> None:
     problems = generate(category, 1, 2000)
     assert len({p.prompt for p in problems}) == len(problems)
-    assert all(final_answer(p.solution) == p.answer for p in problems)
     assert all(is_correct(p.solution, p.answer) for p in problems)
 
 
@@ -55,33 +47,6 @@ def test_every_equation_of_a_solution_holds() -> None:
     for equation in equations:
         values = {value(side) for side in equation.split("=")}
         assert len(values) == 1, equation
-
-
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        (added(47, 38), "47 + 38 = 70 + 15 = 85"),
-        (added(40, 30), "40 + 30 = 70"),
-        (added(7, 38), "7 + 38 = 45"),
-        (taken(63, 27), "63 - 27 = 43 - 7 = 36"),
-        (taken(63, 20), "63 - 20 = 43"),
-        (product(7, 23), "7 * 23 = 140 + 21 = 161"),
-        (product(7, 9), "7 * 9 = 63"),
-    ],
-)
-def test_equations_are_split_into_tens_and_ones(shown: str, expected: Any) -> None:
-    assert shown == expected
-
-
-def test_string_answers_follow_from_the_question() -> None:
-    for problem in generate("strings", 3, 1500):
-        word = re.search(r'"(\w+)"', problem.prompt)
-        if problem.prompt.startswith(("Reverse", "Spell")):
-            assert problem.answer.replace(" ", "") == word[1][::-1]
-        if "How long" in problem.prompt:
-            assert int(problem.answer) == len(word[1])
-        if problem.prompt.startswith("Sort the letters"):
-            assert problem.answer.split() == sorted(word[1])
 
 
 @pytest.mark.parametrize("category", CATEGORIES)

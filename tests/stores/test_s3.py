@@ -47,19 +47,14 @@ def test_a_missing_bucket_is_named_by_every_call(s3_url: str) -> None:
             call()
 
 
-def test_a_place_in_a_missing_bucket_is_no_empty_one(s3_url: str) -> None:
-    """Not `another folder`, nor a place that is no registry yet."""
-    for verb in (("traces", "verify"), ("registry", "list", "--registry")):
-        assert "bucket 'no-such-bucket' does not" in refuses(6, *verb, "s3://no-such-bucket/x")
-
-
-def answering(status: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server that answers every put with a status; its URL is the environment's endpoint."""
+@pytest.fixture
+def without_conditions(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server that answers every put with 501; its URL is the environment's endpoint."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.send_response(status)
+            self.send_response(501)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -73,11 +68,6 @@ def answering(status: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             monkeypatch.setenv(name, value)
         yield endpoint
         server.shutdown()
-
-
-@pytest.fixture
-def without_conditions(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    yield from answering(501, monkeypatch)
 
 
 def test_a_store_that_does_not_know_the_condition_is_told_apart(without_conditions: str) -> None:

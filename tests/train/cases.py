@@ -132,17 +132,17 @@ def answer(
     name: str, token_ids: tuple[int, ...] = (1, 2, 3), *, right: bool | None = None, **more: Any
 ) -> Answer:
     fields: dict[str, Any] = {
-        "category": "c", "seed": 0, "calls": 2, "verified_tokens": 10, "drafted_levels": 4,
+        "category": "c", "calls": 2, "verified_tokens": 10, "drafted_levels": 4,
         "opening": None, "is_copied": False, "wall_us": 1.0,
     }  # fmt: skip
     return Answer(prompt_id=name, token_ids=token_ids, is_right=right, **{**fields, **more})
 
 
-def by_key(*answers: Answer) -> dict[tuple[str, int], Answer]:
-    return {item.key: item for item in answers}
+def by_key(*answers: Answer) -> dict[str, Answer]:
+    return {item.prompt_id: item for item in answers}
 
 
-def graded(lost: int, calls: int, num_prompts: int = 200) -> dict[tuple[str, int], Answer]:
+def graded(lost: int, calls: int, num_prompts: int = 200) -> dict[str, Answer]:
     """All right but the first `lost`."""
     given = {f"q{i:03}": i >= lost for i in range(num_prompts)}
     return by_key(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import combinations
-from typing import Any
-
 import numpy as np
 import polars as pl
 import pytest
+from sklearn.tree import DecisionTreeRegressor
 
-from specctl.errors import SpecctlError, TraceEmptyError, TraceSchemaError, UsageError
+from specctl.errors import SpecctlError, TraceEmptyError, UsageError
 from specctl.policy import StaticTree, build_shape
 from specctl.records import floor_float32
 from specctl.stats import split_prompts
 from specctl.train import cart
 from specctl.train.configs import CartConfig
-from specctl.train.partition import aggregate, cart_edges, exact_edges, fit_tree
 from specctl.train.report import Fit
 from tests.train.cases import SCHEMA, noisy_rounds, rounds_frame
 
@@ -36,19 +32,7 @@ def test_paper_settings_give_eight_bins_and_the_settled_plans(fit: Fitted) -> No
     assert build_shape(fit.policy.shape).max_depth == 9
 
 
-FORMS: dict[str, Callable[[pl.DataFrame], Any]] = {
-    "lazy": lambda frame: frame.lazy(),
-    "in another order": lambda frame: frame.sample(fraction=1.0, shuffle=True, seed=3),
-    "with dictionary columns": lambda frame: frame.cast({"prompt_id": pl.Categorical}),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_form_of_a_table_does_not_matter(form: str, fit: Fitted) -> None:
-    assert cart.fit_rounds(FORMS[form](noisy_rounds()), CartConfig()).policy == fit.policy
-
-
-@pytest.mark.parametrize("method", ["cart", "exact"])
+@pytest.mark.parametrize("method", ["cart", "printed"])
 @pytest.mark.parametrize(("label", "keep"), [("tcr", "fully_accepted"), ("accepted", "all")])
 def test_bins_beat_a_constant_where_phi_tells(method: str, label: str, keep: str) -> None:
     config = CartConfig.model_validate({"algorithm": method, "label": label, "filter": keep})
@@ -132,7 +116,6 @@ REFUSED: dict[str, tuple[pl.DataFrame, CartConfig, type[SpecctlError], str]] = {
     ),
     "constant label": (NOISY, CartConfig(label="accepted"), UsageError, "use --filter all"),
     "too deep": (NOISY, CartConfig(alpha=60), UsageError, "lower --alpha"),
-    "missing columns": (NOISY.drop("tcr", "phi"), DEFAULT, TraceSchemaError, "columns phi, tcr"),
 }  # fmt: skip
 
 
@@ -147,24 +130,6 @@ def test_refusal_is_one_line_that_says_what_to_do(
     assert "\n" not in str(caught.value)
 
 
-def squared_error(phi: np.ndarray, label: np.ndarray, edges: list[float]) -> float:
-    bins = cart.bins_of(phi, edges)
-    parts = [label[bins == one] for one in np.unique(bins)]
-    return sum(float(np.square(part - part.mean()).sum()) for part in parts)
-
-
-def brute_force(phi: np.ndarray, label: np.ndarray, num_bins: int, min_rows: int = 1) -> float:
-    """Least squared error over every partition into at most `num_bins` intervals."""
-    values = np.unique(phi)
-    cuts = ((values[1:].astype(float) + values[:-1]) / 2).tolist()
-    best = np.inf
-    for count in range(num_bins):
-        for edges in combinations(cuts, count):
-            if np.bincount(cart.bins_of(phi, list(edges)), minlength=count + 1).min() >= min_rows:
-                best = min(best, squared_error(phi, label, list(edges)))
-    return best
-
-
 @pytest.mark.parametrize("value", [0.1, 0.2, 1 / 3, 5.0, 7.000000001, -0.1, 0.0])
 def test_floor_is_the_largest_float32_not_above(value: float) -> None:
     floored = floor_float32(value)
@@ -173,26 +138,14 @@ def test_floor_is_the_largest_float32_not_above(value: float) -> None:
     assert floor_float32(floored) == floored
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("min_rows", [1, 3])
-def test_exact_equals_brute_force(seed: int, min_rows: int) -> None:
-    rng = np.random.default_rng(seed)
-    phi = rng.integers(0, 11, 25).astype(np.float32) / 7
-    label = rng.integers(1, 9, 25).astype(float)
-    for num_bins in (2, 3, 4):
-        edges = exact_edges(phi, label, num_bins=num_bins, min_rows=min_rows)
-        wanted = brute_force(phi, label, num_bins, min_rows)
-        assert squared_error(phi, label, edges) == pytest.approx(wanted, abs=1e-9)
-        assert np.bincount(cart.bins_of(phi, edges)).min() >= min_rows
-
-
 @pytest.mark.parametrize("spread", [10.0, 1e-3], ids=["apart", "neighbouring float32"])
 def test_floored_edges_keep_every_decision_of_scikit_learn(spread: float) -> None:
     rng = np.random.default_rng(3)
     phi = (20.0 + spread * rng.random(5000)).astype(np.float32)
     label = np.sin(phi * 40 / spread) + rng.normal(0, 0.1, 5000)
-    edges = cart_edges(phi, label, depth=5, min_rows=2, seed=0)
-    leaves = fit_tree(phi, label, depth=5, min_rows=2, seed=0).apply(phi[:, None])
+    edges = cart.find_edges(phi, label, CartConfig(max_leaf_depth=5, min_rows=2))
+    tree = DecisionTreeRegressor(max_depth=5, min_samples_leaf=2, random_state=0)
+    leaves = tree.fit(phi[:, None], label).apply(phi[:, None])
     pairs = set(zip(leaves.tolist(), cart.bins_of(phi, edges).tolist(), strict=True))
     assert len(edges) == 31
     assert len(pairs) == len(set(leaves)) == 32
@@ -205,31 +158,6 @@ def test_neighbouring_float32_are_cut_between(steps: int) -> None:
     low = np.float32(5.0 + steps * 2.0**-21)
     high = np.nextafter(low, np.float32(np.inf))
     phi, label = np.array([low, high]), np.array([0.0, 1.0])
-    edges = exact_edges(phi, label, num_bins=2, min_rows=1)
+    edges = cart.printed_edges(phi, label, depth=1, min_rows=1)
     assert edges == [float(low)]
     assert cart.bins_of(phi, edges).tolist() == [0, 1]
-
-
-def test_useless_cuts_are_not_made() -> None:
-    phi = np.float32([1, 2, 3, 4])
-    assert exact_edges(phi, np.ones(4), num_bins=4, min_rows=1) == []
-    assert exact_edges(np.ones(4, np.float32), np.arange(4.0), num_bins=4, min_rows=1) == []
-    assert exact_edges(phi, np.arange(4.0), num_bins=4, min_rows=5) == []
-    assert exact_edges(phi, np.array([0.0, 0, 1, 1]), num_bins=4, min_rows=1) == [2.5]
-
-
-def test_cells_keep_the_statistics_and_part_no_equal_values() -> None:
-    rng = np.random.default_rng(0)
-    phi = rng.integers(0, 500, 4000).astype(np.float32)
-    label = rng.random(4000)
-    cells = aggregate(phi, label, max_cells=40)
-    centred = label - label.mean()
-    assert len(cells.num_rows) <= 40
-    assert cells.num_rows.sum() == 4000
-    assert cells.num_rows.max() < 2 * 4000 / 40 + 20
-    assert (cells.last[:-1] < cells.first[1:]).all()
-    for first, last, total in zip(cells.first, cells.last, cells.label_sum, strict=True):
-        assert total == pytest.approx(centred[(phi >= first) & (phi <= last)].sum())
-    few = aggregate(np.float32([3, 1, 3, 2]), np.array([1.0, 2, 3, 4]))
-    assert few.first.tolist() == few.last.tolist() == [1, 2, 3]
-    assert few.num_rows.tolist() == [1, 1, 2]

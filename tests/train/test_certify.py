@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import binom
 
 from specctl.artifacts import load_artifact
-from specctl.errors import EvidenceError, UsageError
+from specctl.errors import EvidenceError
 from specctl.policy import JensenShannon
 from specctl.stats import Floats
 from specctl.train.certify import judge
@@ -71,13 +71,13 @@ def test_prompts_needed_at_80_percent_power(case: tuple[float, float]) -> None:
 def test_prompts_needed_without_any_loss(max_loss: float) -> None:
     size = ZERO_LOSS[max_loss]
     assert zero_loss_prompts(max_loss, 0.9) == size
-    assert p_value_of(losses(0, size), max_loss, "binary") <= 0.1
-    assert p_value_of(losses(0, size - 1), max_loss, "binary") > 0.1
+    assert p_value_of(losses(0, size), max_loss) <= 0.1
+    assert p_value_of(losses(0, size - 1), max_loss) > 0.1
     assert size == math.ceil(math.log(0.1) / math.log1p(-max_loss))
 
 
 def test_humaneval_certifies_no_less_than_1_4_percent() -> None:
-    assert max_certifiable(losses(0, 164), 0.9, "binary") == pytest.approx(0.0139, abs=1e-4)
+    assert max_certifiable(losses(0, 164), 0.9) == pytest.approx(0.0139, abs=1e-4)
 
 
 def test_no_number_of_prompts_certifies_a_loss_that_is_too_high() -> None:
@@ -88,20 +88,7 @@ def test_no_number_of_prompts_certifies_a_loss_that_is_too_high() -> None:
 def test_binomial_p_value_is_exact() -> None:
     share = Fraction(1, 20)
     exact = sum(math.comb(40, k) * share**k * (1 - share) ** (40 - k) for k in range(3))
-    assert p_value_of(losses(2, 40), 0.05, "binary") == pytest.approx(float(exact), rel=1e-12)
-
-
-def test_kinds_of_loss_by_their_tightness() -> None:
-    """All three certify; the exact one is the tightest, and betting pays for its generality."""
-    found = losses(2, 300)
-    exact, bounded, betting = (p_value_of(found, 0.03, k) for k in ("binary", "bounded", "net"))
-    assert exact < bounded < betting < 0.1
-
-
-def test_gains_offset_losses_in_net_losses_alone() -> None:
-    found = losses(27, 900)
-    found[100:127] = -1
-    assert p_value_of(found, 0.03, "net") < 0.1 < p_value_of(losses(27, 900), 0.03, "net")
+    assert p_value_of(losses(2, 40), 0.05) == pytest.approx(float(exact), rel=1e-12)
 
 
 REPETITIONS, PROMPTS, MAX_LOSS = 4000, 250, 0.05
@@ -113,43 +100,36 @@ of 4000, 12.3 %. A procedure that certifies wrongly in 14.5 % is seen with proba
 
 def num_certified(found: list[Floats], contract: Contract) -> int:
     """As `certify` counts, without the bounds that it reports besides."""
-    p_values = [p_value_of(x, contract.max_loss, contract.kind) for x in found]
+    p_values = [p_value_of(x, contract.max_loss) for x in found]
     return count_passing(p_values, contract)
 
 
-def false_certificates(true_losses: tuple[float, ...], kind: str, seed: int = 0) -> int:
+def false_certificates(true_losses: tuple[float, ...]) -> int:
     """Repetitions that certify too high a loss; settings share the fates of their prompts."""
-    generator = np.random.default_rng(seed)
-    contract = CONTRACT.model_copy(update={"kind": kind})
-    wrong = 0
+    generator, wrong = np.random.default_rng(0), 0
     for _ in range(REPETITIONS):
         fate = generator.random(PROMPTS)
         found = [((fate + 0.37 * i) % 1 < p) * 1.0 for i, p in enumerate(true_losses)]
-        if kind == "net":  # as many gains as losses come and go; the mean stays
-            found = [x + 1.0 * ((fate + 0.61) % 1 < 0.02) for x in found]
-            found = [np.minimum(x, 1) - 1.0 * ((fate + 0.83) % 1 < 0.02) for x in found]
-        num_passed = num_certified(found, contract)
+        num_passed = num_certified(found, CONTRACT)
         wrong += any(true >= MAX_LOSS for true in true_losses[:num_passed])
     return wrong
 
 
 @pytest.mark.parametrize(
-    ("kind", "true_losses"),
+    "true_losses",
     [
-        *((kind, (MAX_LOSS,)) for kind in ("binary", "bounded", "net")),
-        ("binary", (0.0, MAX_LOSS, 0.0, MAX_LOSS)),  # falls, recovers and falls again
-        ("binary", (MAX_LOSS, 0.0, MAX_LOSS, 0.0, MAX_LOSS)),
-        ("binary", (0.01, MAX_LOSS, MAX_LOSS, MAX_LOSS, MAX_LOSS)),
+        (MAX_LOSS,),
+        (0.0, MAX_LOSS, 0.0, MAX_LOSS),  # falls, recovers and falls again
+        (MAX_LOSS, 0.0, MAX_LOSS, 0.0, MAX_LOSS),
+        (0.01, MAX_LOSS, MAX_LOSS, MAX_LOSS, MAX_LOSS),
     ],
     ids=str,
 )
-def test_boundary_loss_is_certified_as_rarely_as_stated(
-    kind: str, true_losses: tuple[float, ...]
-) -> None:
+def test_boundary_loss_is_certified_as_rarely_as_stated(true_losses: tuple[float, ...]) -> None:
     """Quality need not be monotone in theta."""
-    wrong = false_certificates(true_losses, kind)
+    wrong = false_certificates(true_losses)
     assert wrong <= ALLOWED
-    if (kind, true_losses) == ("binary", (MAX_LOSS,)):  # the exact level at 250 prompts
+    if true_losses == (MAX_LOSS,):  # the exact level at 250 prompts
         assert abs(wrong / REPETITIONS - binom.cdf(7, PROMPTS, MAX_LOSS)) < 0.02
 
 
@@ -192,31 +172,6 @@ def test_refusal_says_how_many_prompts_it_would_need(
     assert (refused.num_certified, refused.needed) == (0, needed)
     with pytest.raises(EvidenceError, match=says):
         refused.require_any(["theta 0.96"])
-
-
-@pytest.mark.parametrize("kind", ["bounded", "net"])
-def test_needed_prompts_of_other_kinds_give_the_power(kind: str) -> None:
-    found = losses(2, 200)
-    contract = Contract(max_loss=0.03, kind=kind)
-    needed = certify([found], contract).needed
-    assert needed is not None
-    generator, passed = np.random.default_rng(5), 0
-    for _ in range(300):
-        again = generator.choice(found, needed)
-        passed += p_value_of(again, contract.max_loss, kind) <= contract.level
-    # 200 resamples chose it and 300 check it: two standard deviations of both are 0.07.
-    assert 0.7 <= passed / 300 <= 0.95
-
-
-@pytest.mark.parametrize(
-    ("found", "kind"),
-    [([0.5], "binary"), ([-1.0], "bounded"), ([1.5], "net"), ([np.nan], "net"), ([], "binary")],
-)
-def test_losses_of_another_kind_and_no_settings_are_refused(found: list[float], kind: str) -> None:
-    with pytest.raises(UsageError):
-        p_value_of(np.array(found, float), 0.05, kind)
-    with pytest.raises(UsageError, match="settings to test"):
-        certify([], CONTRACT)
 
 
 def test_the_strictest_of_the_fastest_certified_settings_is_published(tmp_path: Path) -> None:

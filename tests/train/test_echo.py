@@ -170,18 +170,6 @@ def test_k_max_of_a_clock_with_a_knee(knee: int, gamma: float) -> None:
     assert knee <= found <= knee + 1 / (3 * gamma)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_k_max_of_measured_times(seed: int) -> None:
-    """A staircase of captured sizes with noise of 3 %: within one stair of the knee."""
-    draws = np.random.default_rng(seed)
-    tiers = np.array([8, 16, 32, 64, 96, 128, 192, 256, 384, 512])
-    times = hinge(5000.0, 128, 1 / 128)(tiers) * draws.normal(1, 0.03, len(tiers))
-    found = echo.saturation_tokens(
-        lambda n: np.maximum.accumulate(times)[np.searchsorted(tiers, n)], 8, 60
-    )
-    assert 96 <= found <= 192
-
-
 @pytest.mark.parametrize("name", ["h100-llama-3.1-8b-eagle", "line"])
 def test_k_max_of_a_packaged_clock_is_where_tokens_take_half_the_time(name: str) -> None:
     clock = load_cost_model(Path(name))

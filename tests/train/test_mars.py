@@ -7,16 +7,14 @@ from pathlib import Path
 import pytest
 
 from specctl import errors
-from specctl.artifacts import load_artifact
 from specctl.collect.prompts import load_prompts
 from specctl.policy import Chain, Policy
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.train import paired
-from specctl.train.certify import Sweep, judge, sweep
-from specctl.train.configs import Contract, MarsConfig, PairedConfig
+from specctl.train.certify import Sweep, sweep
+from specctl.train.configs import Contract, MarsConfig
 from specctl.train.faces import MARS, check_mode, opening_of
-from specctl.train.report import save_fit
 from tests.train.cases import answer, by_key
 
 BASE = Policy(shape=Chain(num_draft_tokens=4))
@@ -33,7 +31,7 @@ def pair() -> Pair:
 def plan() -> paired.Plan:
     prompts = load_prompts("embedded")
     few = [*prompts[:4], *prompts[70:74], *prompts[-4:]]
-    return paired.Plan(few, DecodeSettings(32), 1, 12)
+    return paired.Plan(few, DecodeSettings(32), 12)
 
 
 @pytest.fixture(scope="module")
@@ -65,35 +63,13 @@ def test_closeness_in_another_form_says_nothing(pair: Pair, found: Sweep) -> Non
     assert denying.unchanged(found.strict, policy) == {}
 
 
-def test_a_certified_theta_becomes_an_artifact(
-    pair: Pair, plan: paired.Plan, found: Sweep, tmp_path: Path
-) -> None:
-    runs = paired.RunFolder.open(tmp_path / "runs", {}, resume=False)
-    fit = judge(found, MARS, plan.setup(pair), runs)
-    assert fit.data.chosen is not None
-    save_fit(fit, tmp_path / "policy", pair.fingerprint, found.digest)
-    artifact = load_artifact(tmp_path / "policy", expect=pair.fingerprint)
-    assert artifact.policy == fit.policy == found.policies[fit.data.chosen]
-    assert not artifact.policy.lossless
-    evidence = artifact.manifest.evidence
-    assert evidence is not None
-    assert evidence.num_prompts == 12
-    assert evidence.metrics["p_value"].value == fit.data.rows[fit.data.chosen].trial.p_value
-    assert fit.data.num_checked == 8
-
-
 def test_modes_that_the_sampling_contradicts_are_refused() -> None:
     with pytest.raises(errors.UsageError, match="alg1"):
         check_mode("alg1", greedy=False)
-    with pytest.raises(errors.UsageError, match="greedy answers repeat"):
-        PairedConfig(num_seeds=3)
-    assert PairedConfig().loss_kind == "binary"
-    assert PairedConfig(num_seeds=3, temperature=1.0).loss_kind == "bounded"
-    assert PairedConfig(loss="net").loss_kind == "net"
 
 
 POLICY = Policy(shape=Chain())
-HEADER = {"runs_version": 1, "prompts_digest": "sha256:0", "num_seeds": 1}
+HEADER = {"runs_version": 1, "prompts_digest": "sha256:0"}
 
 
 STRICT = by_key(
@@ -123,17 +99,9 @@ def test_comparison_by_hand() -> None:
 
 
 def test_losses_are_of_the_prompts_that_can_be_checked() -> None:
-    assert paired.losses_of(STRICT, RELAXED, "binary").tolist() == [0, 1, 0]
-    assert paired.losses_of(STRICT, RELAXED, "net").tolist() == [0, 1, -1]
+    assert paired.losses_of(STRICT, RELAXED).tolist() == [0, 1, 0]
     with pytest.raises(errors.EvidenceError, match="checkable"):
-        paired.losses_of(by_key(answer("a", (1, 2))), by_key(answer("a", (1, 2))), "binary")
-
-
-def test_seeds_are_averaged_within_a_prompt() -> None:
-    strict = by_key(*(answer("a", (1, 2), right=True, seed=s) for s in range(4)))
-    relaxed = by_key(*(answer("a", (1, 2), right=s > 0, seed=s) for s in range(4)))
-    assert paired.losses_of(strict, relaxed, "bounded").tolist() == [0.25]
-    assert paired.compare_answers(strict, relaxed).num_checked == 1
+        paired.losses_of(by_key(answer("a", (1, 2))), by_key(answer("a", (1, 2))))
 
 
 @pytest.fixture
@@ -151,9 +119,9 @@ def test_answers_survive_and_a_torn_line_does_not(folder: paired.RunFolder) -> N
     for size in range(len(whole.splitlines()[0]) + 1, len(whole)):
         file.write_bytes(whole[:size])
         again = paired.RunFolder.open(folder.path, HEADER, resume=True)
-        assert list(again.answers(POLICY)) == [("a", 0)]
+        assert list(again.answers(POLICY)) == ["a"]
     again.append(POLICY, answer("c", (3,)))
-    assert list(again.answers(POLICY)) == [("a", 0), ("c", 0)]
+    assert list(again.answers(POLICY)) == ["a", "c"]
 
 
 def test_a_damaged_line_is_refused_with_its_number(folder: paired.RunFolder) -> None:
@@ -167,8 +135,8 @@ def test_a_damaged_line_is_refused_with_its_number(folder: paired.RunFolder) -> 
 def test_folders_are_not_mixed_up(folder: paired.RunFolder, tmp_path: Path) -> None:
     with pytest.raises(errors.UsageError, match="--resume"):
         paired.RunFolder.open(folder.path, HEADER, resume=False)
-    with pytest.raises(errors.TraceMismatchError, match="another num_seeds"):
-        paired.RunFolder.open(folder.path, {**HEADER, "num_seeds": 2}, resume=True)
+    with pytest.raises(errors.TraceMismatchError, match="another prompts_digest"):
+        paired.RunFolder.open(folder.path, {**HEADER, "prompts_digest": "sha256:1"}, resume=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")
     with pytest.raises(errors.OutputError, match="files other than runs"):

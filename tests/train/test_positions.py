@@ -8,34 +8,26 @@ import numpy as np
 import polars as pl
 import pytest
 
-from specctl.artifacts import load_artifact
 from specctl.errors import UsageError
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import (
-    ElasticBudget,
     Policy,
     SparseGates,
     StaticTree,
 )
-from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.rounds import replay
-from specctl.replay.submissions import submissions_of
 from specctl.train.cart import ROUND_COLUMNS, rounds_to_fit
 from specctl.train.configs import CartConfig
 from specctl.train.echo import Replays, gate_rows
 from specctl.train.positions import PositionRows
-from tests.cli.command import Outcome, specctl
 from tests.replay.logs import PlainTree, log_fixtures, plain_trees, random_traces, static_tree
 from tests.replay.reports import live_traces
-from tests.replay.serving import linear
 
 CONFIG = CartConfig()
 DEPTH, NUM_PROMPTS = 4, 8
 BASE = "eagle2:depth=3:top_k=3:num_tokens=8"
 SHAPE = SparseGates(depth=4, width=2, max_width=3, gate_levels=(1,), thresholds=(0.9,))
-USAGE, INPUT = 2, 4
-SMALL = ("--depth", 4, "--width", 2, "--max-width", 3, "--threads", 1)
 
 traces, log = log_fixtures(num_prompts=NUM_PROMPTS, depth=DEPTH, top_k=3)
 
@@ -147,29 +139,3 @@ def test_replayed_sums_are_of_the_named_prompts(log: DenseLog) -> None:
     assert np.isnan(sums["time_us"])
     [timed] = Replays(log, lambda run: 2.0 + 0.0 * run.request).sums([policy], chosen)
     assert timed["time_us"] == 2.0 * rows.sum()
-
-
-@pytest.fixture(scope="module")
-def folder(traces: TraceSet) -> Path:
-    return Path(traces.parts[0].place.name)
-
-
-def fit(folder: Path, out: Path, *options: object) -> Outcome:
-    done = specctl("fit", "echo", folder, "-o", out, *SMALL, "--delta", 0.55, *options)
-    assert done.code == 0, done
-    return done
-
-
-def test_verb_writes_an_artifact_that_replays(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "policy"
-    shown = fit(folder, out, "--max-tokens", 20).out
-    artifact = load_artifact(out)
-    assert isinstance(artifact.policy.shape, SparseGates)
-    assert artifact.policy.budget == ElasticBudget(max_tokens=20, default_width=2, max_width=3)
-    assert "20 nodes a round" in (out / "README.md").read_text()
-    assert artifact.digest in shown
-    assert "held-out AUC" in shown
-    [made] = submissions_of(DenseLog.open(TraceSet.open(folder)), [artifact.policy])
-    rounds = simulate(made, Load(4, num_requests=8), linear()).rounds
-    assert rounds.per_step(rounds.verified).max() == 20
-    assert (rounds.verified >= 1).all()

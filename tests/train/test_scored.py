@@ -10,10 +10,9 @@ import torch
 
 from specctl.errors import UsageError
 from specctl.logs.node_sample import LoggedNodes
-from specctl.policy import FfnScorer, JointThreshold, ScoredTree, build_shape
+from specctl.policy import JointThreshold, ScoredTree, build_shape
 from specctl.stats import calibration_errors
 from specctl.train.c2t import fit_c2t
-from specctl.train.configs import NodeConfig
 from specctl.train.curves import BETAS, Curve, equal_mass, trace_curve
 from specctl.train.report import Fit
 from specctl.train.scored import RECALLS, choose_beta, read_sides, references
@@ -25,15 +24,6 @@ Fits = dict[str, Fit[Any]]
 def shape_of(fit: Fit[Any]) -> ScoredTree:
     assert isinstance(fit.policy.shape, ScoredTree)
     return fit.policy.shape
-
-
-def test_the_policy_is_as_configured(fits: Fits) -> None:
-    shape = shape_of(fits["c2t"])
-    sizes = shape.depth, shape.first_top_k, shape.second_top_k
-    assert (shape.predicts, *sizes) == ("conditional", 4, 3, 3)
-    assert isinstance(shape.scorer, FfnScorer)
-    assert shape.scorer.features == NodeConfig().features
-    assert shape.beta == fits["c2t"].data.beta
 
 
 def test_beta_is_the_highest_that_keeps_the_training_recall(fits: Fits) -> None:
@@ -59,13 +49,6 @@ def test_it_finds_the_distribution_of_the_log(fits: Fits) -> None:
     assert change is not None
     assert change.value == pytest.approx(0.0, abs=0.12)
     assert change.low <= change.value <= change.high
-
-
-def test_sides_share_no_prompt(source: LoggedNodes) -> None:
-    sides = read_sides(source, NODE_PROMPTS, c2t_config())
-    assert set(sides.train.prompt_ids) == set(sides.split.train)
-    assert set(sides.held_out.prompt_ids) == set(sides.split.held_out)
-    assert not set(sides.split.train) & set(sides.split.held_out)
 
 
 def test_beta_that_was_given_is_kept_exactly(source: LoggedNodes) -> None:
@@ -150,15 +133,6 @@ JOINT = build_shape(JointThreshold(depth=DEPTH, top_k=TOP_K, min_prob=0.0))
 @pytest.fixture(scope="module")
 def joint(source: LoggedNodes) -> Curve:
     return trace_curve(source, JOINT, NODE_PROMPTS)
-
-
-def test_drafted_probabilities_of_such_logs_are_calibrated(joint: Curve) -> None:
-    """Scores that were off by 0.05 would show."""
-    whole, *levels = joint.calibration.by_depth()
-    assert [level.depth for level in levels] == [1, 2, 3, 4]
-    assert whole.num_nodes == sum(level.num_nodes for level in levels) > 30_000
-    assert whole.ece < 0.01
-    assert levels[0].ece < 0.04
 
 
 def test_a_recall_has_a_threshold_and_a_size(joint: Curve) -> None:

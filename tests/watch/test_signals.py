@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import polars as pl
 import pytest
 
 from specctl.errors import TraceEmptyError
@@ -16,12 +17,13 @@ from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog
 from specctl.runtime.words import resolve_policy
 from specctl.watch.signals import (
     COLUMNS,
-    RATIOS,
+    COUNTS,
+    SIGNALS,
     Prompts,
     _in_time,
     over,
     read_prompts,
-    round_sums,
+    summed,
     watched,
 )
 from tests.cli.command import passes
@@ -102,18 +104,28 @@ def test_rounds_of_another_policy_are_no_reference(dense: TraceSet, tmp_path: Pa
         read_prompts(TraceSet.open(str(live)), resolve_policy("chain").policy)
 
 
+def rounds_of(**columns: list[object]) -> pl.DataFrame:
+    """Rounds of the policy, one a request."""
+    names = dict(zip(("verified", "accepted", "emitted"), COUNTS[1:], strict=True))
+    table = pl.DataFrame({names.get(name, name): of for name, of in columns.items()})
+    return table.with_columns(category=pl.lit("x"), context_tokens=7, is_first=True,
+                              other_policy=False)  # fmt: skip
+
+
 def test_sums_of_rounds_by_hand() -> None:
     """Two prompts; the last round of the first is cut by the end of its text at depth 2."""
-    sums = round_sums(
-        np.array([0, 0, 1]),
-        2,
-        offered=np.array([5, 5, 2]),
-        verified=np.array([9, 9, 3]),
-        accepted=np.array([5, 2, 0]),
-        emitted=np.array([6, 2, 1]),
-        whole=np.array([True, False, True]),
+    found = summed(
+        rounds_of(
+            prompt_id=["b", "b", "a"],
+            offered_depth=[5, 5, 2],
+            verified=[9, 9, 3],
+            accepted=[5, 2, 0],
+            emitted=[6, 2, 1],
+            whole=[True, False, True],
+        )
     )
-    first, second = (dict(zip(COLUMNS, row, strict=True)) for row in sums)
+    assert found.ids.tolist() == ["b", "a"]
+    first, second = (dict(zip(COLUMNS, row, strict=True)) for row in found.sums)
     assert (first["calls"], first["tokens"], first["verified"]) == (2, 8, 18)
     assert [first[f"tried_{d}"] for d in (1, 2, 3, 4)] == [2, 2, 1, 2]
     assert [first[f"accepted_{d}"] for d in (1, 2, 3, 4)] == [2, 2, 1, 2]
@@ -122,18 +134,13 @@ def test_sums_of_rounds_by_hand() -> None:
     assert (first["whole"], second["whole"]) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("verified", "accepted", "share"),
-    [(1, 0, 1), (5, 4, 1), (5, 3, 0), (5, 0, 0)],
-    ids=["no draft", "all", "one refused", "all refused"],
-)
-def test_a_round_is_cut_short_where_the_target_refused_nothing(
-    verified: int, accepted: int, share: int
-) -> None:
-    counts = {"offered": 4, "verified": verified, "accepted": accepted, "emitted": accepted + 1}
-    rounds = {name: np.array([one]) for name, one in counts.items()}
-    sums = round_sums(np.array([0]), 1, whole=np.array([True]), **rounds)
-    assert sums[0, COLUMNS.index("cut_short")] == share
+def test_a_round_is_cut_short_where_the_target_refused_nothing() -> None:
+    """No draft; all accepted; one refused; all refused."""
+    verified, accepted = [1, 5, 5, 5], [0, 4, 3, 0]
+    emitted: list[object] = [one + 1 for one in accepted]
+    found = summed(rounds_of(prompt_id=[*"abcd"], offered_depth=[4] * 4, verified=[*verified],
+                             accepted=[*accepted], emitted=emitted, whole=[True] * 4))  # fmt: skip
+    assert found.column("cut_short").tolist() == [1, 1, 0, 0]
 
 
 def prompts_of(*rows: tuple[str, str, float]) -> Prompts:
@@ -166,6 +173,6 @@ def test_what_neither_side_tells_is_not_watched() -> None:
     found = watched(some, some)
     assert "acceptance" not in found
     assert "categories" not in found
-    assert set(found["tokens per call"]) == {"tokens per call"} <= set(RATIOS)
+    assert set(found["tokens per call"]) == {"tokens per call"} <= set(SIGNALS)
     mixed = watched(some, prompts_of(("c", "new", 1)))["categories"]
     assert over(mixed["category other"][1]).tolist() == [1.0]

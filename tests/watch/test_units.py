@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from specctl.stats import Interval
-from specctl.watch.alarm import wealth
-from specctl.watch.drift import lie_apart, ranks_of, watch, whole_wealth
-from specctl.watch.signals import COLUMNS, Prompts, in_units
+from specctl.watch.drift import evidence, lie_apart, watch
+from specctl.watch.signals import COLUMNS, Prompts, in_units, watched
 
 ALPHA, STREAMS = 0.05, 100
 START = np.datetime64("2026-01-01T00:00:00")
@@ -46,9 +45,8 @@ def in_conversations(rng: np.random.Generator, number: int, *, code: float = 0.5
 def rings(prompts: Prompts, num_reference: int) -> bool:
     """Whether the alarm rings, at any look, of units behind the first ones."""
     start = prompts.start_of(num_reference)
-    found = ranks_of(prompts.take(slice(start)), prompts.take(slice(start, None)), 0)
-    own = {group: wealth(np.stack([*of.values()], 1)) for group, of in found.items()}
-    return bool((whole_wealth(own) >= 1 / ALPHA).any())
+    sides = watched(prompts.take(slice(start)), prompts.take(slice(start, None)))
+    return bool((evidence(sides, 0)[-1] >= 1 / ALPHA).any())
 
 
 Traffic = Callable[..., Prompts]
@@ -94,7 +92,6 @@ def test_the_first_and_the_last_day_of_a_log_are_left_out() -> None:
     assert (days.num_units, len(days), days.finished[0]) == (3, 72, "2026-01-02 00:00:00")
     assert days.unit is not None
     assert np.bincount(days.unit).tolist() == [24, 24, 24]
-    assert days.figure("tokens per call").tolist() == [2, 2, 2]
     assert in_units(prompts, "hour").num_units == 88
     reference, stream = days.split(8)
     assert (reference.num_units, len(stream)) == (3, 0)  # 8 units are the least
@@ -131,11 +128,14 @@ def test_a_signal_whose_intervals_overlap_has_not_moved() -> None:
     before = Interval(0.9, 0.89, 0.91)
     ends = [(0.7, 0.88), (0.87, 0.92), (math.nan, math.nan)]
     assert [lie_apart(before, Interval(0.8, *pair)) for pair in ends] == [True, False, True]
-    prompts = in_conversations(np.random.default_rng(2), 20)
-    quiet = watch(prompts.take(slice(50)), prompts.take(slice(50, None)))
-    assert quiet.foremost == quiet.signals[0]
-    rang = quiet.model_copy(update={"alarm_at": quiet.foremost.since})
-    said = " ".join(map(str, rang.shown()))
+    kind = np.random.default_rng(2).integers(0, 2, 1500)
+    kind[200:260] = 1  # and what follows is again as the reference
+    at = START + np.arange(1500) * np.timedelta64(1, "m")
+    prompts = prompts_at(at, kind, [str(one) for one in range(1500)])
+    found = watch(prompts.take(slice(200)), prompts.take(slice(200, None)))
+    [tokens] = [one for one in found.signals if one.signal == "tokens per call"]
+    assert (found.alarm, tokens.moved, tokens.most_wealth > 1000) == (True, False, True)
+    said = " ".join(map(str, found.model_copy(update={"signals": (tokens,)}).shown()))
     assert "No signal moved by itself and by more than its interval; most evidence" in said
 
 

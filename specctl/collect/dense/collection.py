@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from specctl.collect.config import FINISHED, WHOLE, Shard, TokenMode
+from specctl.collect.config import WHOLE, Shard, TokenMode
 from specctl.collect.dense.trees import DenseDrafting
 from specctl.collect.live import Summary, header_of
 from specctl.collect.prompts import Prompt
@@ -17,9 +17,7 @@ from specctl.collect.recorder import Publication, Recorder, RecorderConfig
 from specctl.collect.responses import Response, Responses, TurnText
 from specctl.collect.trace_writer import FLUSH_BYTES, TraceWriter, finishing
 from specctl.logs.parquet import Tables, join_tables
-from specctl.logs.trace_files import Segment
 from specctl.policy import FullTree, Policy, RootOnly
-from specctl.progress import advance
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import (
     Conversation,
@@ -157,9 +155,6 @@ class DensePrompts:
     def unfinished(self) -> list[str]:
         return []
 
-    def give_up(self) -> bool:
-        return False
-
 
 def _record(
     drafting: DenseDrafting,
@@ -169,13 +164,8 @@ def _record(
     config: RecorderConfig | None = None,
 ) -> None:
     """Drafts and writes; finished prompts are written after Ctrl-C or an error, too."""
-
-    def committed(segment: Segment) -> None:
-        summary.num_committed += len(segment.prompt_ids)
-        advance(FINISHED, len(segment.prompt_ids))
-
     config = config or RecorderConfig(max_bytes=FLUSH_BYTES)
-    with Recorder(lambda: writer, DensePrompts(), config, committed) as recorder:
+    with Recorder(lambda: writer, DensePrompts(), config, summary.committed) as recorder:
         for text in texts:
             start = time.perf_counter()
             tables = _draft(drafting, text, summary)

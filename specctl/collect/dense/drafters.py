@@ -6,9 +6,7 @@ in `runtime.drafter`, so every tree equals that of a live round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,15 +22,16 @@ READ_TOKENS = 512
 """Most text read in one forward: its mask and logits are `[512, text]` and `[512, V]`."""
 
 
-class DenseDrafter(Protocol):
-    """Reads one text in order; the tokens read last are the roots of the next trees."""
+class DenseDrafter:
+    """Reads one text in order; the tokens read last are the roots of the next trees. A source of
+    `policy.growing.grow_tree`."""
 
     vocab_size: int  # V of its logits
     num_heads: int  # of its attention; sets the memory of a chunk
 
     def begin_text(self, token_ids: Tensor) -> None:
         """Starts a text of `[T]` tokens."""
-        ...
+        raise NotImplementedError
 
     def read(self, roots: range, features: Tensor | None) -> None:
         """Reads the text up to the last of `roots`, which are indices into it.
@@ -41,40 +40,33 @@ class DenseDrafter(Protocol):
             features: `[T', ·]` the target's states at the first T' tokens, up to the last root at
                 least; None if the drafter uses none.
         """
-        ...
+        raise NotImplementedError
 
-    def begin_round(self, num_rows: int) -> Tensor:
+    def begin_round(self) -> Tensor:
         """`[P, V]` logits after each root."""
-        ...
+        raise NotImplementedError
 
     def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
         """Evaluates one level of nodes; `[P, W, V]`."""
-        ...
+        raise NotImplementedError
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Maps ids of the draft vocabulary to the target's."""
-        ...
-
-
-@dataclass(frozen=True)
-class DenseSource:
-    """Children below many roots of one text: the source of `policy.growing.grow_tree`."""
-
-    drafter: DenseDrafter
+        return draft_ids
 
     def children(self, level: Level, frontier: Frontier, top_k: int) -> Children:
-        tokens = level.pool.token_ids.gather(1, frontier.index)
-        parent = torch.zeros_like(frontier.index)
-        if level.start > 1:
-            parent = (frontier.index - level.start) // top_k
+        """See `policy.growing.ChildSource`."""
         if level.start == 0:
-            logits = self.drafter.begin_round(len(tokens))[:, None]
+            logits = self.begin_round()[:, None]
         else:
-            logits = self.drafter.expand(tokens, parent)
-        return children_of(logits, top_k, self.drafter.to_target_ids)
+            parent = torch.zeros_like(frontier.index)
+            if level.start > 1:
+                parent = (frontier.index - level.start) // top_k
+            logits = self.expand(level.pool.token_ids.gather(1, frontier.index), parent)
+        return children_of(logits, top_k, self.to_target_ids)
 
 
-class DenseEagle3:
+class DenseEagle3(DenseDrafter):
     """An EAGLE-3 head, teacher-forced on the target's states."""
 
     def __init__(self, head: Eagle3Head) -> None:
@@ -99,7 +91,7 @@ class DenseEagle3:
         self._roots = torch.cat(hidden, 1)[0, -len(roots) :]
         self._trees = TreeMemory(self._cache, range(roots.start, roots.stop))
 
-    def begin_round(self, num_rows: int) -> Tensor:
+    def begin_round(self) -> Tensor:
         self._hidden = self._roots[:, None]
         return self.head.logits(self._hidden)[:, 0]
 
@@ -123,7 +115,7 @@ class DenseEagle3:
         return read(self._cache, 0, start, token_ids, features)[None]
 
 
-class DenseSmallModel:
+class DenseSmallModel(DenseDrafter):
     """An independent causal LM: a plain pass over the text, then trees after it."""
 
     def __init__(self, model: CachedModel, vocab_size: int) -> None:
@@ -145,7 +137,7 @@ class DenseSmallModel:
         assert cache is not None
         self._trees = TreeMemory(cache, range(roots.start + 1, roots.stop + 1))
 
-    def begin_round(self, num_rows: int) -> Tensor:
+    def begin_round(self) -> Tensor:
         return self._roots
 
     def expand(self, token_ids: Tensor, parent_slot: Tensor) -> Tensor:
@@ -161,9 +153,6 @@ class DenseSmallModel:
             )
         logits: Tensor = output.logits
         return logits[..., : self.vocab_size]
-
-    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        return draft_ids
 
     def _read(self, span: range, *, last_only: bool) -> Tensor:
         """Logits `[1, T', V]` of a span of the text."""

@@ -90,18 +90,14 @@ def target_distributions(first: int, logits: Tensor, sampling: Sampling) -> Targ
     """The distributions of raw logits `[Q, V]`."""
     logits = logits.float()
     check_finite(logits.amax(-1))
-    logp = warped_logp(logits, sampling)
+    # Of the sampled distribution: -inf where top-k or top-p cut.
+    logp = process_logits(logits, sampling).float().log_softmax(-1)
     entropy = torch.special.entr(logp.exp()).sum(-1)  # tokens without probability add nothing
     if logits.device.type == "cpu":  # numpy's vectorised sort is six times as fast
         ordered = torch.from_numpy(np.sort(logits.numpy(), axis=-1))
     else:
         ordered = logits.sort(-1).values
     return TargetDistributions(first, logits, ordered, logp, entropy)
-
-
-def warped_logp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """`[R, V]` float32: log of the sampled distribution; -inf where top-k or top-p cut."""
-    return process_logits(logits, sampling).float().log_softmax(-1)
 
 
 class TargetText:

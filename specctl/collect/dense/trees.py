@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specctl.collect.dense.drafters import DenseDrafter, DenseSource, dense_drafter
+from specctl.collect.dense.drafters import DenseDrafter, dense_drafter
 from specctl.collect.dense.labels import (
     Labels,
     TargetDistributions,
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 192 << 20
 """Bound on the trees, logits and scores of one chunk. The text's keys, values and states, and the
 models, come on top."""
-LEAVING_BYTES = 64 << 20
-"""Host memory that columns are copied to: two chunks at a time, 70 bytes a node. Columns on their
-way take as much of the device."""
 POOL_BYTES = 61
 """Bytes per slot of a pool: 49 in `tree.DraftPool`, 4 in `Labels`, 8 for its index in the log."""
 
@@ -62,7 +59,7 @@ class DenseDrafting:
         self.rule, self.shape, self.digest = rules.shape, shape, policy_digest(policy)
         self._target, self._aux_layers = pair.target.model, drafter.aux_layers
         self._drafter, self._chunk_bytes = dense_drafter(drafter), chunk_bytes
-        self._transfer: Transfer[range] = Transfer(lane_for(self._target.device), LEAVING_BYTES)
+        self._transfer: Transfer[range] = Transfer(lane_for(self._target.device))
 
     def tables(self, request: Request, response_ids: tuple[int, ...]) -> list[Tables]:
         """The rows of one text, in order; empty if the response has fewer than two tokens.
@@ -90,10 +87,10 @@ class DenseDrafting:
         lane = self._transfer.lane
         try:
             for roots, columns in self.chunks(request, response_ids):
+                yield from self._transfer.land()  # the chunk before, copied meanwhile
                 with lane.after([lane.mark()]):
-                    landed = self._transfer.send(columns, roots)
+                    self._transfer.send(columns, roots)
                 del columns  # frees them for the next chunk; `send` keeps what it still copies
-                yield from landed + self._transfer.land(num_left=1)
             yield from self._transfer.land()
         finally:
             self._transfer.land()  # if the caller stopped early
@@ -121,8 +118,8 @@ class DenseDrafting:
         self._drafter.read(roots, target.features)
         continuation = continuations(text, roots, self.rule.max_depth)
         plan = self.rule.begin(fresh_start(len(roots), device=text.device))
-        source, here = DenseSource(self._drafter), text[roots.start : roots.stop]
-        pool = grow_tree(self.rule, plan, source, here, Stopwatch())
+        here = text[roots.start : roots.stop]
+        pool = grow_tree(self.rule, plan, self._drafter, here, Stopwatch())
         labels = label_paths(pool, continuation)
         return {"text": text, **columns_of(roots, pool, labels, targets)}
 

@@ -23,21 +23,6 @@ class NodeFeatures(NamedTuple):
     log_sum_exp: Tensor  # `[...]` float32, nats: a raw logit less this is its log-probability
     top_two: Tensor  # `[..., 2]` float32, the two largest raw logits; -inf where there is one token
 
-    @property
-    def margin(self) -> Tensor:
-        """`[...]` float32, at least 0, nats: the best logit less the second, log(p1 / p2)."""
-        return self.top_two[..., 0] - self.top_two[..., 1]
-
-    @property
-    def ratio(self) -> Tensor:
-        """`[...]` float32, at most 1: second over best logit (MARS, z2 / z1).
-
-        -inf unless both are positive: of two negative logits it would exceed 1, so that every
-        threshold relaxed. Shifting a row changes it, the margin stays.
-        """
-        best, second = self.top_two.unbind(-1)
-        return (second / best).masked_fill((best <= 0) | (second <= 0), float("-inf"))
-
 
 def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> NodeFeatures:
     """Top-k, log-probabilities, entropies and the two best logits of each row.

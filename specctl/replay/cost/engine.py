@@ -11,21 +11,17 @@ neighbouring steps share the machine's other load, so a random split would flatt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specctl.errors import TraceMismatchError, UsageError
 from specctl.formatting import Table
 from specctl.logs.parquet import collected
 from specctl.replay.cost.files import validity
 from specctl.replay.cost.model import Floats, Steps
-from specctl.replay.cost.rates import STALL, EngineCost, Span, StepError, Support
+from specctl.replay.cost.rates import STALL, EngineCost, Span, StepError, Support, dimensions
 from specctl.stats import sums_by
 
 if TYPE_CHECKING:
@@ -43,43 +39,11 @@ FIGURES = (
 )
 
 
-@dataclass(frozen=True)
-class EngineSteps:
-    """Steps of an engine, each once; `[S]` each."""
-
-    stretch: NDArray[np.int64]  # of its run's time, 0 to `STRETCHES` - 1
-    batch_size: Floats
-    tokens: Floats  # over the batch, roots and prompts counted
-    prompt_tokens: Floats  # of prompts among them
-    cached: Floats  # over the batch, before the step
-    levels: Floats
-    # verify_us, draft_us, host_us: the parts of its time
-    verify_us: Floats
-    draft_us: Floats
-    host_us: Floats
-
-    @property
-    def total_us(self) -> Floats:
-        """`[S]`."""
-        return self.verify_us + self.draft_us + self.host_us
-
-    def counts(self) -> Steps:
-        """The steps in the form of a cost model."""
-        return Steps(
-            batch_size=self.batch_size,
-            num_tokens=self.tokens,
-            context_tokens=self.cached / self.batch_size,
-            levels=self.levels,
-            level_width=1,
-            num_emitted=1,
-            prompt_tokens=self.prompt_tokens,
-        )
-
-    def at(self, rows: NDArray[np.bool_]) -> EngineSteps:
-        return EngineSteps(**{name: values[rows] for name, values in vars(self).items()})
+Columns = dict[str, Floats]
+"""Steps of an engine, each once, by name: `[S]` each."""
 
 
-def engine_steps(traces: TraceSet) -> EngineSteps:
+def engine_steps(traces: TraceSet) -> Columns:
     """The steps of a set's rows, by the engine's run (the first part of a request's id) and the
     number of the step."""
     import polars as pl
@@ -98,18 +62,32 @@ def engine_steps(traces: TraceSet) -> EngineSteps:
             hint="fit to each set by itself, to find the damaged one",
         )
     place = pl.int_range(pl.len()).over("run") * STRETCHES // pl.len().over("run")
-    steps = steps.with_columns(stretch=place)
-    columns = {n: steps[n].cast(pl.Float64).to_numpy() for n in FIGURES}
-    return EngineSteps(
-        stretch=steps["stretch"].cast(pl.Int64).to_numpy(),
-        batch_size=columns["batch_size"],
-        tokens=columns["step_tokens"],
-        prompt_tokens=columns["step_prompt_tokens"],
-        cached=columns["step_context_tokens"] - columns["step_tokens"],
-        levels=columns["step_levels"],
-        verify_us=columns["verify_us"],
-        draft_us=columns["draft_us"],
-        host_us=columns["policy_us"] + columns["other_us"],
+    tokens, prompt_tokens = pl.col("step_tokens"), pl.col("step_prompt_tokens")
+    columns = steps.cast(dict.fromkeys(FIGURES, pl.Float64)).select(
+        "batch_size",
+        "draft_us",
+        "verify_us",
+        stretch=place,
+        verified=tokens - prompt_tokens,
+        prompt_tokens=prompt_tokens,
+        cached=pl.col("step_context_tokens") - tokens,
+        levels="step_levels",
+        host_us=pl.col("policy_us") + pl.col("other_us"),
+        total_us=pl.sum_horizontal("draft_us", "verify_us", "policy_us", "other_us"),
+    )
+    return {column.name: column.to_numpy() for column in columns}
+
+
+def counts_of(steps: Columns) -> Steps:
+    """The steps in the form of a cost model."""
+    return Steps(
+        batch_size=steps["batch_size"],
+        num_tokens=steps["verified"] + steps["prompt_tokens"],
+        context_tokens=steps["cached"] / steps["batch_size"],
+        levels=steps["levels"],
+        level_width=1,
+        num_emitted=1,
+        prompt_tokens=steps["prompt_tokens"],
     )
 
 
@@ -122,83 +100,75 @@ def fit_engine(traces: TraceSet) -> EngineCost:
     """
     facts = _one_engine(traces)
     steps = engine_steps(traces)
-    is_held = np.isin(steps.stretch, HELD_OUT)
-    used, held = steps.at(~is_held), steps.at(is_held)
-    if len(used.stretch) + len(held.stretch) < MIN_STEPS or not is_held.any():
+    is_held = np.isin(steps["stretch"], HELD_OUT)
+    if len(is_held) < MIN_STEPS or not is_held.any():
         raise UsageError(
             f"a fit needs at least {MIN_STEPS} steps of the engine; these traces hold "
-            f"{len(steps.stretch)}",
+            f"{len(is_held)}",
             hint="log more requests, at every load that matters",
         )
-    measured, expires = validity(datetime.now(UTC))
-    one, drafts = np.ones(len(used.stretch)), (used.levels > 0).astype(np.float64)
+    used, held = ({n: of[rows] for n, of in steps.items()} for rows in (~is_held, is_held))
+    batch, verified, prompt = used["batch_size"], used["verified"], used["prompt_tokens"]
+    levels, total_us = used["levels"], used["total_us"]
+    one, drafts = np.ones_like(batch), (levels > 0).astype(np.float64)
     by_part = {
         "verify_us": {
             "verify_fixed_us": one,
-            "verify_request_us": used.batch_size,
-            "verify_token_us": used.tokens - used.prompt_tokens,
-            "verify_prompt_token_us": used.prompt_tokens,
-            "verify_cached_token_us": used.cached,
+            "verify_request_us": batch,
+            "verify_token_us": verified,
+            "verify_prompt_token_us": prompt,
+            "verify_cached_token_us": used["cached"],
         },
         "draft_us": {
             "draft_fixed_us": drafts,
-            "draft_prompt_token_us": drafts * used.prompt_tokens,
-            "level_us": used.levels,
-            "level_request_us": used.levels * used.batch_size,
+            "draft_prompt_token_us": drafts * prompt,
+            "level_us": levels,
+            "level_request_us": levels * batch,
         },
-        "host_us": {"host_us": one, "host_request_us": used.batch_size},
+        "host_us": {"host_us": one, "host_request_us": batch},
     }
-    rates: dict[str, Any] = {}
+    rates, fitted_us = dict[str, Any](), np.zeros_like(total_us)
     for part, columns in by_part.items():
         table = np.column_stack(list(columns.values()))
-        found_rates = least_absolute(table, getattr(used, part), used.total_us)
-        rates |= dict(zip(columns, found_rates.round(4).tolist(), strict=True))
-    counts = used.counts()
-    spans = {
-        "batch_size": used.batch_size,
-        "tokens_per_request": (used.tokens - used.prompt_tokens) / used.batch_size,
-        "levels": used.levels,
-        "context_tokens": counts.context_tokens,
-        "prompt_tokens": used.prompt_tokens,
+        of_part = least_absolute(table, used[part], total_us).round(4)
+        fitted_us += table @ of_part
+        rates |= dict(zip(columns, of_part.tolist(), strict=True))
+    is_stall = total_us > STALL * fitted_us
+    factor = round(float(total_us[~is_stall].sum() / fitted_us[~is_stall].sum()), 4)
+    ranges = {
+        name: Span(low=float(np.min(values)), high=float(np.max(values)))
+        for name, (_, values) in dimensions(counts_of(used)).items()
     }
+    measured, expires = validity(datetime.now(UTC))
     zeros = dict.fromkeys(("median", "p90", "total", "by_length"), 0.0)
-    unknown = StepError(num_steps=len(held.stretch), **zeros)
-    model_of = partial(
-        EngineCost,
+    model = EngineCost(
         cost_model_version=1,
-        engine=facts["engine"],
-        engine_version=facts["version"],
-        device=facts["device"],
-        dtype=facts["dtype"],
+        **facts,
         pair=traces.fingerprint,
         traces_digest=traces.digest,
         measured=measured,
         expires=expires,
-        num_steps=len(used.stretch),
-        num_prompt_steps=int((used.prompt_tokens > 0).sum()),
-        support=Support(
-            **{n: Span(low=float(np.min(v)), high=float(np.max(v))) for n, v in spans.items()}
-        ),
-        held_out=unknown,
+        num_steps=len(batch),
+        num_prompt_steps=int((prompt > 0).sum()),
+        num_stalls=int(is_stall.sum()),
+        mean_over_median=factor,
+        **{name: round(rate * factor, 4) for name, rate in rates.items()},
+        support=Support(**ranges),
+        held_out=StepError(num_steps=int(is_held.sum()), **zeros),  # the next line's
     )
-    fitted = model_of(**rates, num_stalls=0, mean_over_median=1.0).round_us(counts)
-    is_stall = used.total_us > STALL * fitted
-    factor = round(float(used.total_us[~is_stall].sum() / fitted[~is_stall].sum()), 4)
-    means = {name: round(rate * factor, 4) for name, rate in rates.items()}
-    model = model_of(**means, num_stalls=int(is_stall.sum()), mean_over_median=factor)
     return model.model_copy(update={"held_out": step_error(model, held)})
 
 
-def step_error(model: EngineCost, steps: EngineSteps) -> StepError:
+def step_error(model: EngineCost, steps: Columns) -> StepError:
     """The error of a model at held-out steps; total and means leave stalls out, as they fall by
     chance."""
-    predicted_us, measured_us = model.round_us(steps.counts()), steps.total_us
+    predicted_us, measured_us = model.round_us(counts_of(steps)), steps["total_us"]
     error = np.abs(predicted_us - measured_us) / measured_us
     median, p90 = np.quantile(error, (0.5, 0.9)).tolist()
     goes_on = measured_us <= STALL * predicted_us
     if not goes_on.any():
         goes_on = ~goes_on
-    _, length = np.unique(steps.levels[goes_on], return_inverse=True)
+    _, length = np.unique(steps["levels"][goes_on], return_inverse=True)
     sums = sums_by(length, length.max() + 1, [predicted_us[goes_on], measured_us[goes_on]])
     off = np.abs(sums[:, 0] / sums[:, 1] - 1)
     return StepError(
@@ -231,48 +201,31 @@ def least_absolute(table: Floats, values: Floats, scale: Floats) -> Floats:
 
 
 def _one_engine(traces: TraceSet) -> dict[str, Any]:
-    """The one engine behind all traces."""
-    engines = {part.place.name: _engine_of(part.header.collect) for part in traces.parts}
-    name, facts = next(iter(engines.items()))
-    for other, found in engines.items():
-        if found != facts or facts["engine"] is None:
-            raise TraceMismatchError(
-                "a fit takes traces of one engine, version, dtype and machine; "
-                f"{other} holds {_in_words(found)}"
-                + (f", {name} holds {_in_words(facts)}" if found != facts else ""),
-                hint="log inside the engine with its plugin, and fit to each engine by itself",
-            )
+    """The fields of `EngineCost` on the one engine behind all traces."""
+    first = dict[str, str]()  # of each engine, the first part of the set
+    for part in traces.parts:
+        collect: dict[str, Any] = part.header.collect
+        engine, domain = collect.get("engine") or {}, collect.get("domain") or {}
+        facts = {
+            "engine": engine.get("name"),
+            "engine_version": engine.get("version"),
+            "dtype": domain.get("dtype"),
+            "device": ", ".join(domain.get("hardware") or ["unknown hardware"]),
+        }
+        own = "rounds of specctl's own loop"
+        words = own if facts["engine"] is None else " ".join(map(str, facts.values()))
+        first.setdefault(words, part.place.name)
+    if len(first) > 1 or facts["engine"] is None:
+        raise TraceMismatchError(
+            "a fit takes traces of one engine, version, dtype and machine; "
+            + ", ".join(f"{name} holds {words}" for words, name in first.items()),
+            hint="log inside the engine with its plugin, and fit to each engine by itself",
+        )
     return facts
 
 
-def _engine_of(collect: dict[str, Any]) -> dict[str, Any]:
-    engine, domain = collect.get("engine") or {}, collect.get("domain") or {}
-    return {
-        "engine": engine.get("name"),
-        "version": engine.get("version"),
-        "dtype": domain.get("dtype"),
-        "device": ", ".join(domain.get("hardware") or ["unknown hardware"]),
-    }
-
-
-def _in_words(facts: dict[str, Any]) -> str:
-    if facts["engine"] is None:
-        return "rounds of specctl's own loop"
-    return " ".join(str(value) for value in facts.values())
-
-
-# ----------------------------------------------------------------- summary
-
-
-def engine_summary(model: EngineCost, out: Path) -> dict[str, Any]:
-    """The model as plain values."""
-    return {"out": str(out), "digest": model.digest, **model.model_dump(mode="json")}
-
-
-def render_engine(model: EngineCost, out: Path) -> Any:
-    """A rich group: rates, range, held-out error and file."""
-    from rich.console import Group
-
+def render_engine(model: EngineCost) -> list[Any]:
+    """Rates, range and held-out error."""
     names = [name for name in EngineCost.model_fields if name.endswith("_us")]
     table: Any = Table(
         f"us of a step of {model.engine} {model.engine_version}; {model.pair.target} + "
@@ -282,11 +235,10 @@ def render_engine(model: EngineCost, out: Path) -> Any:
         [(name.removesuffix("_us"), f"{getattr(model, name):.4g}") for name in names],
     )
     error = model.held_out
-    lines = [
+    return [
+        table,
         f"error at {error.num_steps} held-out steps: median {error.median:.1%}, "
         f"p90 {error.p90:.1%}; of their whole time {error.total:+.1%}, by draft length "
         f"{error.by_length:.1%}",
         f"range: {model.support}",
-        f"wrote {out}  {model.digest}  expires {model.expires}",
     ]
-    return Group(table, *lines)

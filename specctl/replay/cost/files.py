@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,6 @@ from specctl.errors import (
     did_you_mean,
     reason_of,
 )
-from specctl.formatting import count
 from specctl.policy import Policy
 from specctl.records import describe_violation
 from specctl.replay.cost.model import (
@@ -30,9 +30,7 @@ from specctl.replay.cost.model import (
     CostModel,
     LiveCheck,
     OutOfRange,
-    Steps,
     TableCost,
-    decider_of,
 )
 from specctl.replay.cost.rates import EngineCost, LinearCost
 
@@ -122,7 +120,7 @@ def doubts(
     model: AnyCost,
     *,
     pair: PairFingerprint | None = None,
-    here: Mapping[str, object] | None = None,
+    device: str | None = None,
     now: datetime | None = None,
 ) -> list[str]:
     """One line for each reason why the times of a model may not hold.
@@ -132,8 +130,7 @@ def doubts(
     `clock_of` states this beside every figure.
 
     Args:
-        pair: the pair at hand; None if unknown.
-        here: known fields of the `Machine` at hand; None skips the machine.
+        pair, device: at hand; None if unknown.
         now: in place of the present time, UTC.
     """
     if isinstance(model, LinearCost):
@@ -153,28 +150,15 @@ def doubts(
             f"expired {model.expires} (measured {model.measured}); "
             "measure again with specctl profile"
         )
-    if here is not None:
-        theirs: dict[str, object] = (
-            {"device": model.device}
-            if isinstance(model, EngineCost)
-            else model.machine.model_dump()
-        )
-        lines += [
-            f"{name} was {theirs[name]!r}, here it is {here[name]!r}"
-            for name in here
-            if name in theirs and theirs[name] != here[name]
-        ]
-        if (
-            isinstance(model, TableCost)
-            and model.rounds == "ordinary"
-            and model.machine.cuda is not None
-        ):
-            lines.append(
-                "times of the ordinary loop on CUDA, where rounds are captured by default; "
-                "measure those with specctl profile --rounds graphs"
-            )
+    if device not in (None, model.device):
+        lines.append(f"device was {model.device!r}, here it is {device!r}")
     if isinstance(model, EngineCost):
         lines.append(f"fitted to steps of {model.engine} with {model.support}; beyond, times go on")
+    elif model.rounds == "ordinary" and model.machine.cuda is not None:
+        lines.append(
+            "times of the ordinary loop on CUDA, where rounds are captured by default; "
+            "measure those with specctl profile --rounds graphs"
+        )
     return [f"cost model: {line}" for line in lines]
 
 
@@ -200,17 +184,12 @@ def _off_by(check: LiveCheck) -> str:
     return f"off by {check.error:+.0%} in its own check ({check.policy})"
 
 
-def outside_of(model: CostModel | None, steps: Mapping[str, Steps]) -> dict[str, list[OutOfRange]]:
-    """Rounds of policies outside the model's range, by label."""
-    return {label: [] if model is None else model.outside(of) for label, of in steps.items()}
-
-
-def warn_outside(outside: Mapping[str, Sequence[OutOfRange]]) -> None:
-    """Warns of every policy, by label, with rounds outside the model's range."""
-    for label, found in outside.items():
-        for one in found:
-            if one.num_outside:
-                logger.warning("cost model, %s: %s", label, one)
+def warn_outside(label: str, parts: Iterable[Sequence[OutOfRange]]) -> None:
+    """Warns of a policy's rounds outside the model's range, over all parts of a log."""
+    for dimension in zip(*parts, strict=True):
+        found = reduce(add, dimension)
+        if found.num_outside:
+            logger.warning("cost model, %s: %s", label, found)
 
 
 def without_decision_cost(
@@ -221,18 +200,8 @@ def without_decision_cost(
     Args:
         words: each policy as `profile --policy` takes it.
     """
-    if not isinstance(model, TableCost):
-        return None
-    deciders = {label: decider_of(policy) for label, policy in policies.items()}
-    lacking = [label for label, name in deciders.items() if name and name not in model.deciders]
+    lacking = [] if model is None else [one for one in policies if not model.times(policies[one])]
     return {label: words[label] for label in lacking} or None
-
-
-def device_of(model: CostModel) -> str | None:
-    """The device that times were measured on; None for stated rates."""
-    if isinstance(model, EngineCost):
-        return model.device
-    return model.machine.device if isinstance(model, TableCost) else None
 
 
 def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | None:
@@ -247,10 +216,9 @@ def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | Non
     if isinstance(model, LinearCost):
         return f"the clock of {model.source} (stated, not of this pair, decisions free)"
     assert isinstance(model, TableCost | EngineCost)
+    of = model.device
     if isinstance(model, EngineCost):
-        of = f"{model.engine} {model.engine_version} on {model.device}"
-    else:
-        of = model.machine.device
+        of = f"{model.engine} {model.engine_version} on {of}"
     error, check = model.time_error, model.failed_check
     remarks = ["error not known" if error is None else f"error of a time {error:.1%}"]
     if check is not None:
@@ -262,44 +230,3 @@ def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | Non
     elif (pair.target_digest, pair.drafter_digest) != ours:
         remarks.append(f"{names}, not of this pair")
     return f"the clock of {of} ({'; '.join(remarks)})"
-
-
-@dataclass(frozen=True)
-class CostFacts:
-    """Sentences on a cost model, for a report."""
-
-    digest: str
-    hardware: str
-    provenance: str
-    warnings: tuple[str, ...]  # e.g. that it has expired
-
-
-def cost_facts(model: AnyCost) -> CostFacts:
-    """A cost model in words."""
-    if isinstance(model, LinearCost):
-        hardware = f"linear cost form by {model.source}"
-        provenance = (
-            f"Times come from a linear form by {model.source}, not from a measurement here."
-        )
-    elif isinstance(model, EngineCost):
-        error = model.held_out
-        hardware = f"{model.device}, {model.dtype}, {model.engine} {model.engine_version}"
-        provenance = (
-            f"Times come from a cost model fitted to steps of {model.engine} "
-            f"{model.engine_version} on {model.device} ({model.dtype}), valid to {model.expires}; "
-            f"held-out error: median {error.median:.1%}, p90 {error.p90:.1%}."
-        )
-    else:
-        machine = model.machine
-        hardware = f"{machine.device}, {machine.dtype}, {count(machine.num_threads, 'thread')}"
-        errors = ", ".join(f"{name} {part.mape:.1%}" for name, part in model.held_out.items())
-        provenance = (
-            f"Times come from a cost model measured on {machine.device} ({machine.dtype}), "
-            f"{model.measured}, valid to {model.expires}; held-out error: {errors}."
-        )
-    return CostFacts(
-        digest=model.digest,
-        hardware=hardware,
-        provenance=provenance,
-        warnings=tuple(doubts(model)),
-    )

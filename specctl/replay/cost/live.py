@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from specctl.errors import UsageError
 from specctl.policy import Chain, Policy, RootOnly, StaticTree, StepCost, build_shape
+from specctl.progress import advance
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.model import (
     CostModel,
@@ -21,39 +21,11 @@ from specctl.replay.cost.model import (
     TableCost,
     decider_of,
 )
-from specctl.replay.cost.probe import own_clock
-from specctl.runtime.capture import GraphSettings
+from specctl.replay.cost.probe import MEASUREMENTS, Bench
 from specctl.runtime.compare import waited_us
-from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
-from specctl.runtime.requests import Observer, Request, RoundRecord
+from specctl.runtime.requests import Observer, Request, RoundRecord, RoundTimes
 from specctl.runtime.words import resolve_policies, words_of
-
-NUM_TIMED, NUM_TIMED_QUICK = 3, 2
-"""Timed runs of a policy; the median counts."""
-
-
-def _loop(
-    pair: Pair,
-    policy: Policy,
-    requests: Sequence[Request],
-    *,
-    batch_size: int,
-    observer: Observer | None,
-    graphs: GraphSettings | None,
-) -> DecodeLoop:
-    """A decode loop that runs requests to their full length."""
-    return DecodeLoop(
-        pair.target.model,
-        pair.drafter,
-        policy,
-        batch_size=batch_size,
-        max_text_tokens=max(len(r.prompt_ids) + r.max_new_tokens for r in requests),
-        eos_ids=(),
-        observer=observer,
-        graphs=graphs,
-    )
-
 
 # ------------------------------------------------------------------------------ time of decisions
 
@@ -83,26 +55,8 @@ def deciding_policies(specs: Sequence[str], pair: Pair) -> list[Policy]:
     return list({decider_of(one.policy): one.policy for one in named}.values())
 
 
-class _Decisions:
-    """An observer that keeps levels and decision time of every round."""
-
-    def __init__(self, *, is_captured: bool) -> None:
-        self.is_captured, self.found = is_captured, list[tuple[int, float]]()
-
-    def on_round(self, record: RoundRecord) -> None:
-        times = record.times  # kernels decide among the drafter's passes
-        us = times.policy_us + (times.draft_us if self.is_captured else 0.0)
-        self.found.append((int(record.offered_depth.max()), us))
-
-
 def time_decider(
-    pair: Pair,
-    policy: Policy,
-    batch_sizes: Sequence[int],
-    requests: Sequence[Request],
-    *,
-    graphs: GraphSettings | None = None,
-    on_batch: Callable[[], object] = lambda: None,
+    bench: Bench, policy: Policy, batch_sizes: Sequence[int], requests: Sequence[Request]
 ) -> DeciderCost:
     """The time of a policy's decisions a level, less EAGLE-2's choice, which a level contains.
 
@@ -112,7 +66,6 @@ def time_decider(
 
     Args:
         requests: repeated until a batch is full.
-        graphs: as in `profile`.
     """
     rule = build_shape(policy.shape)
     width = max(rule.width, 1)
@@ -128,12 +81,12 @@ def time_decider(
             for number in range(again)
             for one in requests
         ][: max(batch_size, len(requests))]
-        observer = _Decisions(is_captured=graphs is not None)
-        loop = _loop(pair, of, decoded, batch_size=batch_size, observer=observer, graphs=graphs)
-        loop.now = own_clock(loop.target.device)
-        for _ in loop.run(decoded):
-            pass
-        return observer.found
+        recorder = StepRecorder()
+        list(bench.loop(of, decoded, batch_size, recorder).run(()))
+        if bench.graphs is None:
+            return [(levels, times.policy_us) for levels, times in recorder.times]
+        # Kernels decide among the drafter's passes.
+        return [(levels, times.policy_us + times.draft_us) for levels, times in recorder.times]
 
     level_us = []
     for batch_size in batch_sizes:
@@ -148,7 +101,7 @@ def time_decider(
             grow_us = (statistics.median(us for _, us in whole) - select_us) / (rule.max_depth - 1)
         extra = [(us - select_us - (n - 1) * grow_us) / n for n, us in ours if n]
         level_us.append(round(max(statistics.median(extra), 0.0), 3) if extra else 0.0)
-        on_batch()
+        advance(MEASUREMENTS)
     return DeciderCost(batch_sizes=tuple(batch_sizes), level_us=tuple(level_us))
 
 
@@ -168,9 +121,10 @@ def predicted_us(
 
 
 class StepRecorder:
-    """An observer that keeps the counts of each round that a cost model needs."""
+    """An observer that keeps of each round the counts that a cost model needs, and its times."""
 
     def __init__(self) -> None:
+        self.times: list[tuple[int, RoundTimes]] = []  # beside the number of levels
         self._requests: list[set[str]] = []
         self._rows: list[tuple[float, ...]] = []
         self._most = 1
@@ -178,13 +132,15 @@ class StepRecorder:
     def on_round(self, record: RoundRecord) -> None:
         sizes = (record.submitted >= 0).sum(1).tolist()
         self._most = max(self._most, *sizes)
+        levels = int(record.offered_depth.max())
+        self.times.append((levels, record.times))
         self._requests.append({request.request_id for request in record.requests})
         self._rows.append(
             (
                 len(sizes),
                 sum(sizes),
                 float(record.context_tokens.double().mean()) - 1,  # the root is not cached yet
-                int(record.offered_depth.max()),
+                levels,
                 record.offered_width,
                 int((record.path_length + 1).sum()) / len(sizes),
             )
@@ -218,61 +174,45 @@ def checked_policies(pair: Pair, grid: ProfileGrid) -> list[Policy]:
     return [plain, Policy(shape=chain), Policy(shape=tree)]
 
 
-def num_runs(grid: ProfileGrid) -> int:
-    """Runs of every checked policy: one is counted, the others are timed."""
-    return 1 + (NUM_TIMED_QUICK if grid.quick else NUM_TIMED)
-
-
 def check_live(
-    pair: Pair,
+    bench: Bench,
     model: TableCost,
-    grid: ProfileGrid,
     requests: Sequence[Request],
-    *,
-    policies: Sequence[Policy] = (),
-    graphs: GraphSettings | None = None,
-    on_run: Callable[[], object] = lambda: None,
+    policies: Sequence[Policy],
+    num_timed: int,
+    batch_size: int = 1,
 ) -> tuple[LiveCheck, ...]:
-    """Decodes prompts one at a time, in turns of the policies, and compares the time with the
-    model's. The counts behind a prediction come from a run without timing.
+    """Decodes prompts in turns of the policies, and compares the time with the model's. The counts
+    behind a prediction come from a run without timing.
 
     Args:
-        policies: checked beside plain decoding, a chain and a tree.
-        graphs: as in `profile`.
-        on_run: called after each run of a policy.
+        num_timed: runs of each policy; the median counts.
     """
-    policies = [*checked_policies(pair, grid), *policies]
 
     def decode(policy: Policy, observer: Observer | None = None) -> tuple[float, float]:
-        loop = _loop(pair, policy, requests, batch_size=1, observer=observer, graphs=graphs)
+        loop = bench.loop(policy, requests, batch_size, observer)
         started, waited = time.perf_counter(), waited_us() or 0.0
-        for _ in loop.run(requests):
-            pass
-        if pair.target.model.device.type == "cuda":
-            torch.cuda.synchronize()
-        on_run()
+        list(loop.run(()))
+        bench.wait()
         wall_us = 1e6 * (time.perf_counter() - started)
+        advance(MEASUREMENTS)
         return wall_us, min(((waited_us() or 0.0) - waited) / wall_us, 1.0)
 
     recorders = [StepRecorder() for _ in policies]
     for policy, recorder in zip(policies, recorders, strict=True):
         decode(policy, recorder)
-    walls = [[decode(policy) for policy in policies] for _ in range(num_runs(grid) - 1)]
+    walls = [[decode(policy) for policy in policies] for _ in range(num_timed)]
     lengths = [len(request.prompt_ids) for request in requests]
-    return tuple(
-        LiveCheck(
+    found = []
+    for policy, recorder, times in zip(policies, recorders, zip(*walls, strict=True), strict=True):
+        steps, drafts = recorder.steps(decider_of(policy)), not isinstance(policy.shape, RootOnly)
+        wall_us, waited = np.median(times, axis=0).tolist()
+        check = LiveCheck(
             policy=words_of(policy) or decider_of(policy),
             num_tokens=sum(request.max_new_tokens for request in requests),
-            predicted_us=predicted_us(
-                model,
-                recorder.steps(decider_of(policy)),
-                lengths,
-                drafts=not isinstance(policy.shape, RootOnly),
-            ),
-            measured_us=statistics.median(wall_us for wall_us, _ in times),
-            waited=round(statistics.median(waited for _, waited in times), 4),
+            predicted_us=predicted_us(model, steps, lengths, drafts=drafts),
+            measured_us=wall_us,
+            waited=round(waited, 4),
         )
-        for policy, recorder, times in zip(
-            policies, recorders, zip(*walls, strict=True), strict=True
-        )
-    )
+        found.append(check)
+    return tuple(found)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,11 +19,13 @@ from pydantic import Field, model_validator
 from specctl.artifacts.manifest import Count, Name, PairFingerprint, UtcTime, digest_of
 from specctl.errors import UsageError
 from specctl.features import needs_text
+from specctl.formatting import count
 from specctl.policy import PerRequest, ScoredTree
 from specctl.policy.budgets import Microseconds, StepCost
 from specctl.policy.families import shape_family
 from specctl.policy.scorers import FfnScorer
 from specctl.records import PositiveInt, Record, canonical_json, require
+from specctl.replay.config import Axis, Increasing
 
 if TYPE_CHECKING:
     from specctl.policy import Policy
@@ -38,7 +39,6 @@ WAITING = 0.03
 """Share of a check that its thread may wait for a processor without a remark."""
 SD_OF_MEAN = math.sqrt(math.pi / 2)
 """Standard deviation of a normal error whose absolute value is 1 in the mean."""
-Axis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 Spread = Annotated[float, Field(ge=0)]
 
 
@@ -178,6 +178,11 @@ class CostModel(Record, ABC):
         """The live run with the largest error, if that error forbids verdicts."""
         return None
 
+    def times(self, policy: Policy) -> bool:
+        """Whether times of the policy's own decisions are known, or stated to be none."""
+        del policy
+        return True
+
     @property
     def drafts(self) -> bool:
         """Whether the model holds times of a drafter."""
@@ -262,50 +267,28 @@ class CostModel(Record, ABC):
             self._check_drafter()
         return self.part_us("draft.prefill" if drafts else "prefill", num_tokens, 1, 1)
 
-    def step_cost(
-        self,
-        batch_size: int,
-        context_tokens: float,
-        *,
-        levels: int,
-        level_width: int,
-        max_tokens: int,
-        num_emitted: float = 1.0,
-    ) -> StepCost:
-        """The table that a budget rule reads at run time: rounds of `batch_size` .. `max_tokens`.
+    def step_cost(self, rule: ShapeRule, batch_size: int, context_tokens: float) -> StepCost:
+        """The table that a budget rule reads at run time: rounds of a full batch with a shape's
+        drafts, from the roots alone to the most that the shape verifies.
 
         Sizes of equal cost share one entry, so a staircase stays a staircase. Below the smallest
         tier of captured rounds each size keeps its unpadded cost, because a budget needs a slope to
         choose a size.
 
         Raises:
-            UsageError: a flat model, or no size to choose.
+            UsageError: a flat model.
         """
         require_slope(self)
-        if max_tokens <= batch_size:
-            raise UsageError(
-                f"a step cost of at most {max_tokens} tokens has no room beside the {batch_size} "
-                "roots",
-                hint="raise max_tokens",
-            )
+        max_tokens = batch_size * rule.max_tokens
         sizes = np.arange(batch_size, max_tokens + 1)
         most = np.where(sizes < self.smallest_tier, sizes, max_tokens) / batch_size
-        steps = Steps(batch_size, sizes, context_tokens, levels, level_width, num_emitted, most)
+        levels, width = rule.max_depth, rule.width
+        steps = Steps(batch_size, sizes, context_tokens, levels, width, 1, most)
         times = np.maximum.accumulate(self.round_us(steps))  # rounding may undo a last digit
         ends = np.append(times[1:] > times[:-1], True)
         ends[0] = True
         counts, step_us = sizes[ends].tolist(), times[ends].tolist()
         return StepCost(token_counts=tuple(counts), step_us=tuple(step_us))
-
-    def full_batch_cost(self, rule: ShapeRule, batch_size: int, context_tokens: float) -> StepCost:
-        """`step_cost` of a shape's drafts, for a full batch."""
-        return self.step_cost(
-            batch_size,
-            context_tokens,
-            levels=rule.max_depth,
-            level_width=rule.width,
-            max_tokens=batch_size * rule.max_tokens,
-        )
 
     def _check_drafter(self) -> None:
         if not self.drafts:
@@ -333,7 +316,7 @@ def require_slope(model: CostModel | None) -> CostModel:
 
 
 class Machine(Record):
-    """Where timings were measured; every field that differs is named in a warning."""
+    """Where timings were measured; another device draws a warning."""
 
     device: Name  # the GPU's or the processor's own name
     num_cpus: PositiveInt
@@ -362,12 +345,12 @@ class Grid(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Grid:
-        axes = ("batch_sizes", "context_tokens", "sizes")
-        for name in axes:
-            _check_increasing(name, getattr(self, name))
-        shape = [(name, len(getattr(self, name))) for name in axes]
-        for name in ("us", "iqr_us"):
-            _check_shape(name, getattr(self, name), shape)
+        shape = len(self.batch_sizes), len(self.context_tokens), len(self.sizes)
+        for name, cube in (("us", self.us), ("iqr_us", self.iqr_us)):
+            rows = [row for plane in cube for row in plane]
+            found = {len(cube)}, {len(plane) for plane in cube}, {len(row) for row in rows}
+            same = found == tuple({length} for length in shape)
+            require(same, f"{name} is not of the shape {shape} of its axes")
         for b, c, s in np.argwhere(np.diff(np.array(self.us), axis=2) < 0).tolist():
             low, high = self.us[b][c][s : s + 2]
             require(False, f"us[{b}][{c}][{s + 1}] falls from {low:.6g} to {high:.6g}")
@@ -430,8 +413,8 @@ class DeciderCost(Record):
 
     @model_validator(mode="after")
     def _check(self) -> DeciderCost:
-        _check_increasing("batch_sizes", self.batch_sizes)
-        _check_shape("level_us", self.level_us, [("batch_sizes", len(self.batch_sizes))])
+        same = len(self.level_us) == len(self.batch_sizes)
+        require(same, f"level_us has {len(self.level_us)} entries, not one for each batch size")
         return self
 
 
@@ -480,7 +463,7 @@ class TableCost(CostModel):
     capture_limit_tokens: Count
     # batch totals that captured rounds of this runtime are padded to, or to the policy's largest
     # tree if that is smaller; empty without padding
-    token_tiers: tuple[PositiveInt, ...] = ()
+    token_tiers: Increasing = ()
     verify: Grid  # the target's forward and the choice of its tokens, by tokens per request
     loop: Grid  # host work of a plain round
     prefill: Grid  # the target reads a prompt, by its tokens
@@ -492,7 +475,6 @@ class TableCost(CostModel):
 
     @model_validator(mode="after")
     def _check(self) -> TableCost:
-        _check_increasing("token_tiers", self.token_tiers)
         has_tiers, has_limit = bool(self.token_tiers), bool(self.capture_limit_tokens)
         require(not has_tiers or self.rounds == "graphs", "token_tiers of ordinary rounds")
         require(not (has_tiers and has_limit), "token_tiers beside a capture_limit_tokens")
@@ -517,6 +499,26 @@ class TableCost(CostModel):
         undisturbed = max(abs(check.undisturbed_error) for check in self.checks)
         is_explained = worst.waited > WAITING and undisturbed <= LARGEST_ERROR
         return None if is_explained else worst
+
+    def times(self, policy: Policy) -> bool:
+        name = decider_of(policy)
+        return not name or name in self.deciders
+
+    @property
+    def device(self) -> str:
+        """The machine's device."""
+        return self.machine.device
+
+    @property
+    def hardware(self) -> str:
+        """Device, number format and threads."""
+        threads = count(self.machine.num_threads, "thread")
+        return f"{self.device}, {self.machine.dtype}, {threads}"
+
+    @property
+    def held_out_text(self) -> str:
+        """The mean error at held-out points, by part."""
+        return ", ".join(f"{name} {part.mape:.1%}" for name, part in self.held_out.items())
 
     @property
     def drafts(self) -> bool:
@@ -591,21 +593,3 @@ def _next_above(steps: Sequence[int], values: Floats) -> Floats:
     axis = np.asarray(steps, np.float64)
     index = np.searchsorted(axis, values)
     return np.where(index < len(axis), axis[np.minimum(index, len(axis) - 1)], values)
-
-
-def _check_shape(name: str, values: Sized, shape: Sequence[tuple[str, int]]) -> None:
-    """Raises ValueError unless nested tuples have the lengths of the axes."""
-    (axis, wanted), *deeper = shape
-    require(
-        len(values) == wanted,
-        f"{name} has {len(values)} entries, not {wanted}, the length of {axis}",
-    )
-    if deeper:
-        inner: Any = values
-        for index, part in enumerate(inner):
-            _check_shape(f"{name}[{index}]", part, deeper)
-
-
-def _check_increasing(name: str, axis: tuple[int, ...]) -> None:
-    for index, (low, high) in enumerate(pairwise(axis), 1):
-        require(low < high, f"{name}[{index}] is {high} after {low}; it must strictly increase")

@@ -8,22 +8,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import torch
 
 from specctl.errors import UsageError
+from specctl.formatting import listed
 from specctl.policy import Policy, RootOnly, StaticTree, build_shape
 from specctl.policy.growing import pool_capacity
 from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
-from specctl.runtime.requests import Completion, Request, Sampling, Stopwatch, pooled
+from specctl.runtime.requests import (
+    Completion,
+    Observer,
+    Request,
+    Sampling,
+    Stopwatch,
+    pooled,
+)
 from specctl.runtime.round import Round, RoundSetting
 from specctl.runtime.runnable import Faults, runnable
 from specctl.runtime.state import SlotFacts
 
+MEASUREMENTS = "measurements"
+"""Unit of a profile's progress."""
 PROBE_DEPTH = 4
 """Levels of a probed tree: one from the root, three expansions."""
 WARM_UPS = 2
@@ -56,6 +66,89 @@ class Samples:
         return {point: us for point, us in self.by_part[part].items() if point[2] in sizes}
 
 
+@dataclass(frozen=True)
+class Bench:
+    """A pair, and the rounds of it that are timed."""
+
+    pair: Pair
+    graphs: GraphSettings | None = None  # of captured rounds; None for the ordinary loop
+
+    @classmethod
+    def of(cls, pair: Pair, rounds: str) -> Bench:
+        """The rounds that an option names: auto, graphs or ordinary.
+
+        Raises:
+            UsageError: graphs, and this device has none.
+        """
+        settings, devices = GraphSettings(), pair.target.model.devices
+        has_graphs = settings.capture_on(devices) is not None
+        if rounds == "graphs" and not has_graphs:
+            raise not_in_graphs(f"there are none on {listed(map(str, devices))}")
+        return cls(pair, settings if has_graphs and rounds != "ordinary" else None)
+
+    def loop(
+        self,
+        policy: Policy,
+        requests: Sequence[Request],
+        batch_size: int = 1,
+        observer: Observer | None = None,
+    ) -> DecodeLoop:
+        """A decode loop with these requests, which run to their full length."""
+        loop = DecodeLoop(
+            self.pair.target.model,
+            self.pair.drafter,
+            policy,
+            batch_size=batch_size,
+            max_text_tokens=max(len(one.prompt_ids) + one.max_new_tokens for one in requests),
+            eos_ids=(),
+            observer=observer,
+            graphs=self.graphs,
+        )
+        loop.now = own_clock(loop.target.device)
+        for request in requests:
+            loop.submit(request)
+        return loop
+
+    def random_requests(
+        self, number: int, prompt_tokens: int, max_new_tokens: int
+    ) -> list[Request]:
+        """Requests of random text."""
+        prompts = (random_tokens(self.pair, prompt_tokens, seed=row) for row in range(number))
+        return [Request(str(row), tuple(p), max_new_tokens) for row, p in enumerate(prompts)]
+
+    def wait(self) -> None:
+        """Waits for the device."""
+        if self.pair.target.model.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def check_captured(self, body: Round) -> None:
+        """Refuses times of rounds that ran in part without a graph."""
+        if self.graphs is not None and body.kernels is None:
+            raise not_in_graphs(f"policy {body.policy.name} drafts between graphs")
+        if failed := body.setting.counters.failed_captures:
+            raise not_in_graphs(f"{failed} captures failed (logger specctl.graphs)")
+
+
+def not_in_graphs(reason: str) -> UsageError:
+    """The refusal to time rounds as graphs."""
+    return UsageError(
+        f"--rounds graphs needs rounds that can be captured, on CUDA with fused kernels: {reason}",
+        hint="--rounds ordinary times the ordinary loop",
+    )
+
+
+def random_tokens(pair: Pair, count: int, *, seed: int) -> list[int]:
+    """Tokens uniform over the vocabulary, which spread over the experts of a mixture."""
+    generator = torch.Generator().manual_seed(seed)
+    ids: list[int] = torch.randint(
+        pair.target.model.vocab_size, (count,), generator=generator
+    ).tolist()
+    return ids
+
+
+# ----------------------------------------------------------------- a round and its parts
+
+
 def probed_tree(width: int, num_tokens: int) -> StaticTree:
     """A tree of `width` nodes a level, `num_tokens` submitted, root counted."""
     return StaticTree(depth=min(PROBE_DEPTH, num_tokens - 1), top_k=width, num_tokens=num_tokens)
@@ -73,25 +166,19 @@ class RoundProbe:
         context_tokens: of every row, before its root.
         trees: all that may be probed; room for them is allocated.
         read_sizes: tokens that the drafter reads after rounds, in turn.
-        num_rounds: timed at each call of `run`.
-        graphs: settings of captured rounds; None for ordinary ones.
     """
 
     def __init__(
         self,
-        pair: Pair,
+        bench: Bench,
         batch_size: int,
         context_tokens: int,
         trees: Sequence[StaticTree],
         read_sizes: Sequence[int],
-        num_rounds: int,
-        graphs: GraphSettings | None = None,
     ) -> None:
-        self.graphs = graphs
-        self.pair, self.batch_size, self.context = pair, batch_size, context_tokens
-        self.read_sizes, self.num_rounds, self._num_reads = tuple(read_sizes), num_rounds, 0
-        model, drafter = pair.target.model, pair.drafter
-        self.device = model.device
+        self.bench, self.batch_size, self.context = bench, batch_size, context_tokens
+        self.read_sizes, self._num_reads = tuple(read_sizes), 0
+        model, drafter = bench.pair.target.model, bench.pair.drafter
         widest = max((tree.num_tokens for tree in trees), default=1)
         model.capture(drafter.aux_layers if drafter else ())
         # One more: captured passes write padding there.
@@ -101,52 +188,55 @@ class RoundProbe:
             width = max((tree.top_k for tree in trees), default=1)
             read = max(*read_sizes, *(tree.depth + 1 for tree in trees), 1)
             drafter.allocate(batch_size, context_tokens + 1 + drafted + read, width)
-        rows = [random_tokens(pair, context_tokens, seed=b) for b in range(batch_size)]
-        self.prompts = torch.tensor(rows, device=self.device)
+        rows = [random_tokens(bench.pair, context_tokens, seed=b) for b in range(batch_size)]
+        self.prompts = torch.tensor(rows, device=model.device)
         self.features = [
             model.extend(row, 0, ids[None]).features for row, ids in enumerate(self.prompts)
         ]
 
-    def run(self, tree: StaticTree | None, into: Samples) -> None:
+    def run(self, tree: StaticTree | None, num_rounds: int, into: Samples) -> None:
         """Warms up, then times rounds of a tree; plain rounds without one."""
-        policy, counters = Policy(shape=tree or RootOnly()), GraphCounters()
-        rules = runnable(policy, self.pair.drafter, self.device, self.batch_size)
+        pair, graphs, policy = self.bench.pair, self.bench.graphs, Policy(shape=tree or RootOnly())
+        rules = runnable(policy, pair.drafter, pair.target.model.device, self.batch_size)
         setting = RoundSetting(
-            target=self.pair.target.model,
+            target=pair.target.model,
             drafter=rules.drafter,
             # A graph for every level, to time them one by one.
-            graphs=replace(self.graphs or GraphSettings(capture="none"), stop_waits="always"),
+            graphs=replace(graphs or GraphSettings(capture="none"), stop_waits="always"),
             num_slots=self.batch_size,
             eos_ids=(),
             decisions="auto",
             faults=Faults(),
-            counters=counters,
+            counters=GraphCounters(),
         )
         body = Round(setting, policy, rules)
-        if self.graphs is not None and body.kernels is None:
-            raise not_in_graphs(f"policy {policy.name} drafts between graphs")
-        self._rewind(tree)
-        warm_ups = 1 if self.graphs is None else WARM_UPS
-        for samples in [*[Samples()] * warm_ups, *[into] * self.num_rounds]:
+        if tree is not None:  # the drafter reads the prompts again
+            assert pair.drafter is not None
+            for row, ids in enumerate(self.prompts):
+                text = torch.cat([ids, ids[:1]])[None]
+                pair.drafter.prefill(row, text, self.features[row])
+        warm_ups = 1 if graphs is None else WARM_UPS
+        for samples in [*[Samples()] * warm_ups, *[into] * num_rounds]:
             self._play(body, tree, samples)
-        check_captured(counters)
+        self.bench.check_captured(body)
 
     def _play(self, body: Round, tree: StaticTree | None, into: Samples) -> None:
         """Runs one round from the end of the prompts; the upload undoes the round before."""
         batch, context, drafter = self.batch_size, self.context, body.setting.drafter
+        is_captured, device = self.bench.graphs is not None, body.setting.target.device
         read_before = context + (0 if drafter is None else drafter.lead)
         roots = self.prompts[:, 0].tolist()
         body.upload([SlotFacts(root, context, read_before, 1, Sampling()) for root in roots])
-        clock = Stopwatch(self.device, own_clock(self.device))
+        clock = Stopwatch(device, own_clock(device))
         found = body.run(clock)
         num_tokens, longest = found.rows[0].num_verified, body.rules.shape.max_depth + 1
         self._num_reads += 1  # the next size in turn that a path of this tree can have
         fitting = [size for size in self.read_sizes if size <= longest]
-        num_read = longest if self.graphs else fitting[self._num_reads % len(fitting)]
+        num_read = longest if is_captured else fitting[self._num_reads % len(fitting)]
         clock.lap("other")
         body.finish(clock, [num_read] * batch)
         laps = clock.laps()
-        verify_us = laps["verify"][0] if self.graphs else sum(laps["verify"])
+        verify_us = laps["verify"][0] if is_captured else sum(laps["verify"])
         into.add("verify", (batch, context, num_tokens), verify_us)
         if tree is None:
             return
@@ -158,72 +248,47 @@ class RoundProbe:
         into.add("draft.select", (batch, ONE, tree.top_k), selected_us)
         into.add("draft.extend", (batch, context, num_read), laps["commit"][0])
 
-    def _rewind(self, tree: StaticTree | None) -> None:
-        """Makes the drafter read the prompts again."""
-        if tree is None:
-            return
-        assert self.pair.drafter is not None
-        for row, ids in enumerate(self.prompts):
-            text = torch.cat([ids, ids[:1]])[None]
-            self.pair.drafter.prefill(row, text, self.features[row])
+
+# ----------------------------------------------------------------- a loop and its prompts
 
 
-def check_captured(counters: GraphCounters) -> None:
-    """Refuses times of rounds that ran in part without a graph."""
-    if counters.failed_captures:
-        raise not_in_graphs(f"{counters.failed_captures} captures failed (logger specctl.graphs)")
-
-
-def not_in_graphs(reason: str) -> UsageError:
-    """The refusal to time rounds as graphs."""
-    return UsageError(
-        f"--rounds graphs needs rounds that can be captured, on CUDA with fused kernels: {reason}",
-        hint="--rounds ordinary times the ordinary loop",
-    )
-
-
-def loop_us(
-    pair: Pair,
-    policy: Policy,
-    batch_size: int,
-    prompt_tokens: int,
-    max_new_tokens: int,
-    graphs: GraphSettings | None = None,
-) -> float:
-    """Host work of one step: its time less drafting, verification and decisions.
+def loop_us(bench: Bench, policy: Policy, requests: Sequence[Request]) -> float:
+    """Host work of one step of a full batch: its time less drafting, verification and decisions.
 
     The bookkeeping of captured rounds overlaps with the device's commit. There, host work is the
     wall time of a step less the device's parts, over warm rounds in which no request joins or
     leaves. Making the loop is left out.
     """
-    loop = _loop(pair, policy, batch_size, prompt_tokens, max_new_tokens, graphs, batch_size)
-    if graphs is None:
-        now = own_clock(pair.target.model.device)
+    loop = bench.loop(policy, requests, len(requests))
+    if bench.graphs is None:
+        now, finished, num_steps = own_clock(loop.target.device), list[Completion](), 0
         start = now()
-        finished, num_steps = _run(loop)
+        while loop.busy:
+            finished += loop.step()
+            num_steps += 1
+        bench.wait()
         wall_us = 1e6 * (now() - start)
         total = pooled(done.metrics for done in finished)
         models_us = total.draft_us + total.verify_us + total.policy_us + total.prefill_us
         return (wall_us - models_us) / num_steps
-    if loop.round.kernels is None:
-        raise not_in_graphs(f"policy {policy.name} drafts between graphs")
     clocks: list[Stopwatch] = []
 
     def new_watch() -> Stopwatch:
-        clocks.append(Stopwatch(pair.target.model.device))
+        clocks.append(Stopwatch(loop.target.device))
         return clocks[-1]
 
     for _ in range(WARM_UPS):
         loop.step()
     loop.new_watch = new_watch
-    num_steps = (max_new_tokens - 1) // (build_shape(policy.shape).max_depth + 1) - WARM_UPS
-    _wait(loop)
+    depth = build_shape(policy.shape).max_depth
+    num_steps = (requests[0].max_new_tokens - 1) // (depth + 1) - WARM_UPS
+    bench.wait()
     start = time.perf_counter()
     for _ in range(num_steps):
         loop.step()
-    _wait(loop)
+    bench.wait()
     wall_us = 1e6 * (time.perf_counter() - start)
-    check_captured(loop.graph_counters)
+    bench.check_captured(loop.round)
     charged_us = 0.0  # the parts of a table; for a plain round, verification alone
     for clock in clocks:
         laps = clock.laps()
@@ -233,65 +298,7 @@ def loop_us(
     return (wall_us - charged_us) / num_steps
 
 
-def prefill_us(
-    pair: Pair,
-    policy: Policy,
-    prompt_tokens: int,
-    num_prompts: int,
-    graphs: GraphSettings | None = None,
-) -> list[float]:
-    """Times of reading prompts, one at a time, after one for warm-up."""
-    loop = _loop(pair, policy, 1, prompt_tokens, 1, graphs, num_prompts + 1)
-    finished, _ = _run(loop)
+def prefill_us(bench: Bench, policy: Policy, requests: Sequence[Request]) -> list[float]:
+    """Times of reading the requests' prompts, one at a time, after the first for warm-up."""
+    finished = list(bench.loop(policy, requests).run(()))
     return [done.metrics.prefill_us for done in finished[1:]]
-
-
-def _loop(
-    pair: Pair,
-    policy: Policy,
-    batch_size: int,
-    prompt_tokens: int,
-    max_new_tokens: int,
-    graphs: GraphSettings | None,
-    num_requests: int,
-) -> DecodeLoop:
-    """A decode loop with random prompts, which run to their full length."""
-    loop = DecodeLoop(
-        pair.target.model,
-        pair.drafter,
-        policy,
-        batch_size=batch_size,
-        max_text_tokens=prompt_tokens + max_new_tokens,
-        eos_ids=(),
-        graphs=graphs,
-    )
-    loop.now = own_clock(loop.target.device)
-    for row in range(num_requests):
-        ids = tuple(random_tokens(pair, prompt_tokens, seed=row))
-        loop.submit(Request(str(row), ids, max_new_tokens))
-    return loop
-
-
-def _run(loop: DecodeLoop) -> tuple[list[Completion], int]:
-    """All completions of a loop, and the steps taken."""
-    finished: list[Completion] = []
-    num_steps = 0
-    while loop.busy:
-        finished += loop.step()
-        num_steps += 1
-    _wait(loop)
-    return finished, num_steps
-
-
-def _wait(loop: DecodeLoop) -> None:
-    if loop.target.device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def random_tokens(pair: Pair, count: int, *, seed: int) -> list[int]:
-    """Tokens uniform over the vocabulary, which spread over the experts of a mixture."""
-    generator = torch.Generator().manual_seed(seed)
-    ids: list[int] = torch.randint(
-        pair.target.model.vocab_size, (count,), generator=generator
-    ).tolist()
-    return ids

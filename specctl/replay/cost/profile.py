@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import cycle, pairwise
@@ -15,12 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from specctl.errors import InvariantError, UsageError
-from specctl.formatting import Table, listed
+from specctl.formatting import Table
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.family import MAX_TOKENS, MAX_TOP_K
+from specctl.progress import advance, progress
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.files import validity
-from specctl.replay.cost.live import check_live, checked_policies, num_runs, time_decider
+from specctl.replay.cost.live import check_live, checked_policies, time_decider
 from specctl.replay.cost.model import (
     LARGEST_ERROR,
     WAITING,
@@ -32,19 +33,20 @@ from specctl.replay.cost.model import (
     decider_of,
 )
 from specctl.replay.cost.probe import (
+    MEASUREMENTS,
     ONE,
     PROBE_DEPTH,
     WARM_UPS,
+    Bench,
     RoundProbe,
     Samples,
     Times,
     loop_us,
-    not_in_graphs,
     prefill_us,
     probed_tree,
     tree_capacity,
 )
-from specctl.runtime.capture import GraphSettings, token_tiers
+from specctl.runtime.capture import token_tiers
 from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Request
@@ -62,38 +64,37 @@ QUICK_BATCHES = (1, 4)
 """Default batch sizes of a quick profile."""
 NUM_LOOP_STEPS = 4
 """Fewest rounds over which the loop of captured rounds is timed in one pass."""
-NOISY_SPREAD, NOISY_ERROR = 0.25, 0.1
-"""Interquartile range over median, and mean held-out error, above which a profile is noisy."""
+NUM_TIMED, NUM_TIMED_QUICK = 3, 2
+"""Timed runs of each policy that is checked; the median counts."""
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
 # ---------------------------------------------------------------------------------- the points
 
 
-def settled(grid: ProfileGrid, pair: Pair, graphs: GraphSettings | None) -> ProfileGrid:
+def settled(grid: ProfileGrid, bench: Bench) -> ProfileGrid:
     """The grid for this pair: plain rounds alone for a target without a drafter, fewer passes and
     batch sizes for a quick profile, and with graphs texts that are long enough to warm up, capture
     and time the loop's rounds.
+
+    Raises:
+        UsageError: a grid beyond the model's context, or trees larger than a probe can grow.
     """
     changes: dict[str, Any] = {}
-    if graphs is not None and "tokens" not in grid.model_fields_set:
-        changes["tokens"] = GRAPH_TOKENS
-    if pair.drafter is None:
+    if bench.graphs is not None:
+        if "tokens" not in grid.model_fields_set:
+            changes["tokens"] = GRAPH_TOKENS
+        least = (WARM_UPS + NUM_LOOP_STEPS) * (PROBE_DEPTH + 1) + 1
+        changes["loop_tokens"] = max(grid.loop_tokens, least)
+    if bench.pair.drafter is None:
         changes["tokens"] = (1,)
     if grid.quick:
         changes |= {"num_passes": 1, "num_rounds": 3}
         if "batch_sizes" not in grid.model_fields_set:
             changes["batch_sizes"] = QUICK_BATCHES
-    if graphs is not None:
-        least = (WARM_UPS + NUM_LOOP_STEPS) * (PROBE_DEPTH + 1) + 1
-        changes["loop_tokens"] = max(grid.loop_tokens, least)
-    return grid.model_copy(update=changes)
-
-
-def check_grid(pair: Pair, grid: ProfileGrid) -> None:
-    """Refuses a grid beyond the model's context, and trees larger than a probe can grow."""
+    grid = grid.model_copy(update=changes)
     largest, widest = grid.tokens[-1], grid.widths[-1]
-    room = pair.target.model.context_tokens - largest
+    room = bench.pair.target.model.context_tokens - largest
     most = min(tree_capacity(min(widest, MAX_TOP_K)), MAX_TOKENS)
     longest = max(grid.context_tokens[-1], grid.prompt_tokens[-1] + grid.loop_tokens)
     for holds, broken in (
@@ -106,6 +107,7 @@ def check_grid(pair: Pair, grid: ProfileGrid) -> None:
     ):
         if not holds:
             raise UsageError(broken)
+    return grid
 
 
 def tree_shapes(tokens: Sequence[int], widths: Sequence[int]) -> list[StaticTree]:
@@ -119,106 +121,70 @@ def tree_shapes(tokens: Sequence[int], widths: Sequence[int]) -> list[StaticTree
     return shapes + [probed_tree(width, PROBE_DEPTH + 1) for width in sorted(widths)]
 
 
-def timed_rounds(choice: str, pair: Pair) -> GraphSettings | None:
-    """The capture settings of the rounds to be timed; None for the ordinary loop.
-
-    Args:
-        choice: auto, graphs or ordinary.
-
-    Raises:
-        UsageError: graphs are asked for and this device has none.
-    """
-    settings, devices = GraphSettings(), pair.target.model.devices
-    has_graphs = settings.capture_on(devices) is not None
-    if choice == "ordinary" or (choice == "auto" and not has_graphs):
-        return None
-    if not has_graphs:
-        raise not_in_graphs(f"there are none on {listed(map(str, devices))}")
-    return settings
-
-
 # --------------------------------------------------------------------------------- measurement
 
 
 def profile(
-    pair: Pair,
+    bench: Bench,
     grid: ProfileGrid,
     *,
     requests: Sequence[Request] = (),
     policies: Sequence[Policy] = (),
-    graphs: GraphSettings | None = None,
-    on_step: Callable[[], object] = lambda: None,
 ) -> TableCost:
     """Measures and fits; one to two minutes for the embedded pair on one thread.
 
     Args:
         requests: decoded at the end as a check of the model; empty for no check.
         policies: their own decisions are timed too, on these requests.
-        graphs: of `timed_rounds`.
-        on_step: called `num_steps` times.
 
     Raises:
         UsageError: a grid that this pair has no room for, or rounds that cannot be captured.
     """
-    grid = settled(grid, pair, graphs)
-    check_grid(pair, grid)
-    samples = Samples()
-    with torch.inference_mode():
+    grid, samples = settled(grid, bench), Samples()
+    batches, num_timed = grid.batch_sizes, NUM_TIMED_QUICK if grid.quick else NUM_TIMED
+    num_steps, checked = grid.num_steps, list[Policy]()
+    if requests:
+        checked = [*checked_policies(bench.pair, grid), *policies]
+        num_steps += len(policies) * len(batches) + (1 + num_timed) * len(checked)
+    with torch.inference_mode(), progress(MEASUREMENTS, num_steps):
         for _ in range(grid.num_passes):
-            for _ in _measure(pair, grid, graphs, samples):
-                on_step()
-    model = fit_table(pair, grid, samples, graphs)
-    if not requests:
-        return model
-    batches = grid.batch_sizes
-    with torch.inference_mode():
-        deciders = {
-            decider_of(one): time_decider(
-                pair, one, batches, requests, graphs=graphs, on_batch=on_step
-            )
-            for one in policies
-        }
-    model = model.model_copy(update={"deciders": deciders})
-    checks = check_live(
-        pair, model, grid, requests, policies=policies, graphs=graphs, on_run=on_step
-    )
-    return model.model_copy(update={"checks": checks})
+            _measure(bench, grid, samples)
+        model = fit_table(bench, grid, samples)
+        if requests:
+            deciders = {
+                decider_of(one): time_decider(bench, one, batches, requests) for one in policies
+            }
+            model = model.model_copy(update={"deciders": deciders})
+            checks = check_live(bench, model, requests, checked, num_timed)
+            model = model.model_copy(update={"checks": checks})
+    return model
 
 
-def num_steps(pair: Pair, grid: ProfileGrid, num_policies: int = 0) -> int:
-    """Steps of the progress bar of `profile` with requests and so many policies."""
-    grid = settled(grid, pair, None)
-    num_checked = len(checked_policies(pair, grid)) + num_policies
-    return grid.num_steps + num_policies * len(grid.batch_sizes) + num_runs(grid) * num_checked
-
-
-def _measure(
-    pair: Pair, grid: ProfileGrid, graphs: GraphSettings | None, into: Samples
-) -> Iterator[None]:
-    """One pass over the grid, `grid.num_steps / grid.num_passes` measurements."""
+def _measure(bench: Bench, grid: ProfileGrid, into: Samples) -> None:
+    """One pass over the grid."""
     modes, trees, read = {"": PLAIN}, list[StaticTree](), grid.read
-    if pair.drafter is not None:
+    if bench.pair.drafter is not None:
         modes["draft."] = DRAFTING
         trees = tree_shapes(grid.tokens + grid.held("tokens"), grid.widths + grid.held("widths"))
-    if graphs is not None:
+    if bench.graphs is not None:
         trees += GRAPH_READS if trees else ()
         read = (ONE,)
     for batch in grid.batch_sizes:
         for context in grid.context_tokens:
-            probe = RoundProbe(pair, batch, context, trees, read, grid.num_rounds, graphs)
+            probe = RoundProbe(bench, batch, context, trees, read)
             for tree in (None, *trees):
-                probe.run(tree, into)
-            yield
+                probe.run(tree, grid.num_rounds, into)
+            advance(MEASUREMENTS)
+        requests = bench.random_requests(batch, grid.context_tokens[0], grid.loop_tokens)
         for mode, policy in modes.items():
-            context = grid.context_tokens[0]
-            host_us = loop_us(pair, policy, batch, context, grid.loop_tokens, graphs)
-            into.add(f"{mode}loop", (batch, ONE, ONE), host_us)
-        yield
+            into.add(f"{mode}loop", (batch, ONE, ONE), loop_us(bench, policy, requests))
+        advance(MEASUREMENTS)
     for length in grid.prompt_tokens + grid.held("prompt_tokens"):
+        requests = bench.random_requests(grid.num_rounds + 1, length, 1)
         for mode, policy in modes.items():
-            for us in prefill_us(pair, policy, length, grid.num_rounds, graphs):
+            for us in prefill_us(bench, policy, requests):
                 into.add(f"{mode}prefill", (ONE, ONE, length), us)
-        yield
+        advance(MEASUREMENTS)
 
 
 # ----------------------------------------------------------------------------------------- fit
@@ -233,35 +199,29 @@ AXES = {
 """Parts with held-out points, and the axis of `ProfileGrid` that their sizes are on."""
 
 
-def fit_table(
-    pair: Pair, grid: ProfileGrid, samples: Samples, graphs: GraphSettings | None
-) -> TableCost:
+def fit_table(bench: Bench, grid: ProfileGrid, samples: Samples) -> TableCost:
     """The record of a profile's samples, with the error at the points held out of the fit."""
     measured_at, expires = validity(datetime.now(UTC))
-    tiers: tuple[int, ...] = ()
-    if graphs is not None and not grid.capture_limit_tokens:  # a policy's largest tree is one more
-        least = graphs.flat_tokens
+    tiers: tuple[int, ...] = ()  # the policy's largest tree is one more
+    if bench.graphs is not None and not grid.capture_limit_tokens:
+        least = bench.graphs.flat_tokens
         tiers = token_tiers(max(MOST_TOKENS, least), least)
     fitted, held_out = dict[str, Grid](), dict[str, HeldOut]()
     for part, times in samples.by_part.items():
         axis = AXES.get(part)
         fitted[part] = fit_grid(times if axis is None else samples.at(part, getattr(grid, axis)))
-    for part, axis in AXES.items():
-        if (
-            part in fitted
-            and part != "draft.select"
-            and (held := samples.at(part, grid.held(axis)))
-        ):
+        held = {} if axis is None else samples.at(part, grid.held(axis))
+        if held and part != "draft.select":
             held_out[part] = held_out_error(fitted[part], held)
     draft = {p.removeprefix("draft."): of for p, of in fitted.items() if p.startswith("draft.")}
     return TableCost(
         cost_model_version=1,
-        machine=this_machine(pair),
-        pair=pair.fingerprint,
+        machine=this_machine(bench.pair),
+        pair=bench.pair.fingerprint,
         measured=measured_at,
         expires=expires,
         num_samples=min(len(times) for times in samples.by_part["verify"].values()),
-        rounds="ordinary" if graphs is None else "graphs",
+        rounds="ordinary" if bench.graphs is None else "graphs",
         capture_limit_tokens=grid.capture_limit_tokens,
         token_tiers=tiers,
         verify=fitted["verify"],
@@ -362,31 +322,10 @@ def spread(grid: Grid) -> float:
     return float(np.median(np.array(grid.iqr_us) / np.array(grid.us)))
 
 
-def is_noisy(model: TableCost) -> bool:
-    """Whether samples of a point scatter, or held-out points are off."""
-    errors = [error.mape for error in model.held_out.values()]
-    return spread(model.verify) > NOISY_SPREAD or max(errors, default=0.0) > NOISY_ERROR
-
-
-def summary_json(model: TableCost, out: Path) -> dict[str, Any]:
-    """Plain values for scripts: identity, machine, error and spread."""
-    stated = {
-        "rounds",
-        "machine",
-        "measured",
-        "expires",
-        "num_samples",
-        "held_out",
-        "checks",
-        "deciders",
-    }
-    return {
-        "out": str(out),
-        "digest": model.digest,
-        **model.model_dump(mode="json", include=stated),
-        "spread": spread(model.verify),
-        "is_noisy": is_noisy(model),
-    }
+def summary_json(model: TableCost) -> dict[str, Any]:
+    """The model without its grids, and the spread of verification."""
+    grids = {"verify", "loop", "prefill", "draft"}
+    return model.model_dump(mode="json", exclude=grids) | {"spread": spread(model.verify)}
 
 
 def check_lines(model: TableCost) -> Iterator[str]:
@@ -417,24 +356,8 @@ def check_lines(model: TableCost) -> Iterator[str]:
         )
 
 
-def render(model: TableCost, out: Path) -> Any:
-    """A rich group: verification by size and batch, held-out error, check and file."""
-    from rich.console import Group
-
-    errors = ", ".join(f"{k} {e.mape:.1%}" for k, e in model.held_out.items())
-    lines = [
-        f"mean error at held-out points: {errors or 'nothing held out'}",
-        f"spread of verification (IQR over median): {spread(model.verify):.1%}",
-        *(
-            f"decisions of {name}: {', '.join(f'{us:.0f}' for us in cost.level_us)} us a level "
-            f"at batches of {', '.join(map(str, cost.batch_sizes))}"
-            for name, cost in model.deciders.items()
-        ),
-        *check_lines(model),
-        f"wrote {out}  {model.digest}  expires {model.expires}",
-    ]
-    if is_noisy(model):
-        lines.append("noisy: something else ran here; measure again on a quiet machine")
+def render(model: TableCost) -> list[Any]:
+    """Verification by size and batch, held-out error and checks."""
     machine, grid = model.machine, model.verify
     table: Any = Table(
         f"ms to verify, by tokens per request, at {grid.context_tokens[0]} tokens of context; "
@@ -447,4 +370,14 @@ def render(model: TableCost, out: Path) -> Any:
         ],
         left=0,
     )
-    return Group(table, *lines)
+    return [
+        table,
+        f"mean error at held-out points: {model.held_out_text or 'nothing held out'}",
+        f"spread of verification (IQR over median): {spread(model.verify):.1%}",
+        *(
+            f"decisions of {name}: {', '.join(f'{us:.0f}' for us in cost.level_us)} us a level "
+            f"at batches of {', '.join(map(str, cost.batch_sizes))}"
+            for name, cost in model.deciders.items()
+        ),
+        *check_lines(model),
+    ]

@@ -92,6 +92,11 @@ class LinearCost(RateCost):
     largest_batch_size: PositiveInt | None = None
     largest_level_width: PositiveInt | None = None
 
+    @property
+    def hardware(self) -> str:
+        """The source of the rates."""
+        return f"linear cost form by {self.source}"
+
     @cached_property
     def rates(self) -> dict[str, Rates]:
         # The published form gives no time for a drafter's prompt.
@@ -140,6 +145,19 @@ class Support(Record):
         return ", ".join(
             f"{name.replace('_', ' ')} {span.low:.4g} to {span.high:.4g}" for name, span in self
         )
+
+
+def dimensions(steps: Steps) -> dict[str, tuple[str, ArrayLike]]:
+    """Words and values of the quantities that `Support` has the range of."""
+    batch = np.asarray(steps.batch_size, np.float64)
+    tokens = np.asarray(steps.num_tokens, np.float64) - np.asarray(steps.prompt_tokens)
+    return {
+        "batch_size": ("requests a step", batch),
+        "tokens_per_request": ("tokens verified a request", tokens / batch),
+        "levels": ("passes of the drafter", steps.levels),
+        "context_tokens": ("cached tokens a request", steps.context_tokens),
+        "prompt_tokens": ("tokens of prompts", steps.prompt_tokens),
+    }
 
 
 class StepError(Record):
@@ -221,6 +239,16 @@ class EngineCost(RateCost):
         }
 
     @property
+    def hardware(self) -> str:
+        """Device, number format and engine."""
+        return f"{self.device}, {self.dtype}, {self.engine} {self.engine_version}"
+
+    @property
+    def held_out_text(self) -> str:
+        """The error of held-out steps."""
+        return f"median {self.held_out.median:.1%}, p90 {self.held_out.p90:.1%}"
+
+    @property
     def drafts(self) -> bool:
         return self.support.levels.high > 0
 
@@ -244,14 +272,8 @@ class EngineCost(RateCost):
         return super().round_us(steps) + prompt * (more_us + also_us)
 
     def outside(self, steps: Steps) -> list[OutOfRange]:
-        batch = np.asarray(steps.batch_size, np.float64)
-        tokens = np.asarray(steps.num_tokens, np.float64) - np.asarray(steps.prompt_tokens)
-        values: dict[str, tuple[str, ArrayLike]] = {
-            "batch_size": ("requests a step", batch),
-            "tokens_per_request": ("tokens verified a request", tokens / batch),
-            "levels": ("passes of the drafter", steps.levels),
-            "context_tokens": ("cached tokens a request", steps.context_tokens),
-            "prompt_tokens": ("tokens of prompts", steps.prompt_tokens),
-        }
-        spans: dict[str, Span] = {name: getattr(self.support, name) for name in values}
-        return [OutOfRange.of(*values[name], of.low, of.high) for name, of in spans.items()]
+        spans: dict[str, Span] = dict(self.support)
+        return [
+            OutOfRange.of(words, values, spans[name].low, spans[name].high)
+            for name, (words, values) in dimensions(steps).items()
+        ]

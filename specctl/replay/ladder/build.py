@@ -21,7 +21,7 @@ from specctl.replay.config import LadderConfig
 from specctl.replay.cost.model import CostModel
 from specctl.replay.facts import MARKED_BELOW, PLAIN
 from specctl.replay.held_out import choose_prompts, logged_prompts
-from specctl.replay.ladder.estimates import Estimates, fit_estimates
+from specctl.replay.ladder.estimates import fit_estimates
 from specctl.replay.ladder.limits import (
     Ranked,
     best_trees,
@@ -114,7 +114,7 @@ def build_ladder(
     is_sampled: bool = False,
     config: LadderConfig | None = None,
 ) -> Ladder:
-    """Every rung on the same held-out prompts.
+    """Tunes on training prompts, then measures every rung on the same held-out ones.
 
     Args:
         sides: prompts for tuning and for measuring.
@@ -123,62 +123,14 @@ def build_ladder(
     config = config or LadderConfig()
     clock.check()
     for label, policy in policies:
-        _check_policy(label, policy)
-    summed, best_static, estimates = sum_rungs(
-        log, sides, clock, policies, is_sampled=is_sampled, config=config
-    )
-    rungs, split = measure(summed, best_static, time_error=clock.model.time_error, seed=config.seed)
-    return Ladder(
-        rungs=rungs,
-        best_static=best_static,
-        split=split,
-        calibration=estimates.quality,
-        oracle_features=estimates.oracle_features,
-        num_prompts=SideSizes(train=len(sides.train), held_out=len(sides.held_out)),
-        batch_size=clock.batch_size,
-        is_sampled=is_sampled,
-        config=config.model_dump(),
-    )
-
-
-def _check_policy(label: str, policy: Policy) -> None:
-    if label in LIMITS.values() or label == PLAIN:
-        raise UsageError(f"policy {label}: the ladder has a rung of that name", hint="leave it out")
-    if not isinstance(policy.budget, PerRequest):
-        raise UsageError(
-            f"{label} has no place on the ladder: a batch shares its budget, {policy.budget.kind}",
-            hint="score it with specctl replay --batch-size, which simulates the batch",
-        )
-
-
-# ------------------------------------------------------------------------------- from log to sums
-
-
-@dataclass(frozen=True)
-class SummedRung:
-    """A rung before it is measured."""
-
-    kind: RungKind
-    label: str  # unique
-    setting: str  # in words
-    sums: Sums  # of held-out prompts
-
-
-def sum_rungs(
-    log: DenseLog,
-    sides: Split,
-    clock: LoadClock,
-    policies: Sequence[tuple[str, Policy]],
-    *,
-    is_sampled: bool,
-    config: LadderConfig,
-) -> tuple[list[SummedRung], str, Estimates]:
-    """Tunes on training prompts, then sums up the held-out ones.
-
-    Returns:
-        The rungs, the label of the static rung that is fastest on training prompts, and the
-        estimates.
-    """
+        if label in LIMITS.values() or label == PLAIN:
+            raise UsageError(f"policy {label}: the ladder has a rung of that name; leave it out")
+        if not isinstance(policy.budget, PerRequest):
+            raise UsageError(
+                f"{label} has no place on the ladder: a batch shares its budget, "
+                f"{policy.budget.kind}",
+                hint="score it with specctl replay --batch-size, which simulates the batch",
+            )
     train, held_out = log.only(sides.train), log.only(sides.held_out)
     with progress("positions", 2 * log.num_positions):
         estimates = fit_estimates(
@@ -192,16 +144,13 @@ def sum_rungs(
         widths = ranked_widths(log.support)
         for key, one in rank_log(log, estimates, widths, num_kept=config.num_kept):
             trained[key], ranked[key] = one.of(sides.train), one.of(sides.held_out)
-    any_of_them = next(iter(ranked.values()))
-    positions, matched = any_of_them.positions, any_of_them.matched
-    plain = Policy(shape=RootOnly())
     given = [
         of.model_copy(update={"shape": at_batch_size(of.shape, clock.batch_size)})
-        for of in (plain, *(of for _, of in policies))
+        for of in (Policy(shape=RootOnly()), *(of for _, of in policies))
     ]
     with progress("settings", len(given)):
-        first, *others = replayed_sums(held_out, given, clock)
-    rungs = [SummedRung("plain", PLAIN, "no drafting", first)]
+        plain, *others = replayed_sums(held_out, given, clock)
+    rungs = [SummedRung("plain", PLAIN, "no drafting", plain)]
     best: tuple[float, str] = 0.0, ""
     words: dict[RungKind, str] = {"chain": "chain", "tree": "eagle2"}
     for kind, word in words.items():
@@ -212,11 +161,43 @@ def sum_rungs(
         SummedRung("policy", label, "as given", sums)
         for (label, _), sums in zip(policies, others, strict=True)
     ]
-    start = float(ratio("tokens_per_s", first.totals)) / 1e6
+    start = float(ratio("tokens_per_s", plain.totals)) / 1e6
     with progress("prices", len(trained)):
         rungs += _best_tree_rungs(trained, ranked, clock, start)
-    rungs += _bounding_rungs(positions, matched, log.support.depth, clock)
-    return rungs, best[1], estimates
+    any_of_them = next(iter(ranked.values()))
+    matched, positions = any_of_them.matched, any_of_them.positions
+    knowing: dict[RungKind, tuple[Ints, str]] = {
+        "clairvoyant": (matched, "knows the path inside the logged tree"),
+        "ceiling": (np.full_like(matched, log.support.depth), "every draft token accepted"),
+    }
+    for kind, (reach, setting) in knowing.items():
+        decided = clairvoyant(positions, reach, clock)
+        rungs.append(_limit(kind, setting, positions, decided, clock))
+    measured, split = measure(rungs, best[1], time_error=clock.model.time_error, seed=config.seed)
+    return Ladder(
+        rungs=measured,
+        best_static=best[1],
+        split=split,
+        calibration=estimates.quality,
+        oracle_features=estimates.oracle_features,
+        num_prompts=SideSizes(train=len(sides.train), held_out=len(sides.held_out)),
+        batch_size=clock.batch_size,
+        is_sampled=is_sampled,
+        config=config.model_dump(),
+    )
+
+
+# ------------------------------------------------------------------------------- from log to sums
+
+
+@dataclass(frozen=True)
+class SummedRung:
+    """A rung before it is measured."""
+
+    kind: RungKind
+    label: str  # unique
+    setting: str  # in words
+    sums: Sums  # of held-out prompts
 
 
 def _static_rung(
@@ -274,18 +255,6 @@ def _best_tree_rungs(
         decided = best_trees(found, tree_times(found, clock), price)
         setting = f"estimate {name}, width {width}, λ* {1e6 * price:.4g} tokens/s"
         yield _limit(kind, setting, found.positions, decided, clock)
-
-
-def _bounding_rungs(
-    positions: Positions, matched: Ints, depth: int, clock: LoadClock
-) -> Iterator[SummedRung]:
-    """The least time with all knowledge: within the logged trees, and with chains of `depth`."""
-    knowing: dict[RungKind, tuple[Ints, str]] = {
-        "clairvoyant": (matched, "knows the path inside the logged tree"),
-        "ceiling": (np.full_like(matched, depth), "every draft token accepted"),
-    }
-    for kind, (reach, setting) in knowing.items():
-        yield _limit(kind, setting, positions, clairvoyant(positions, reach, clock), clock)
 
 
 def _limit(

@@ -40,7 +40,7 @@ from specctl.replay.cost.model import Steps
 from specctl.replay.ladder.estimates import Estimates, joint_acceptance
 from specctl.replay.metrics import LoadClock
 from specctl.replay.outcomes import Outcomes
-from specctl.replay.rounds import cost_after, walk_outcomes
+from specctl.replay.rounds import least_cost, walk_outcomes
 
 BATCH_POSITIONS, BATCH_DECISIONS = 256, 2048
 NOT_THERE = np.iinfo(np.int8).max
@@ -257,8 +257,10 @@ def clairvoyant(positions: Positions, reach: Ints, clock: LoadClock) -> Outcomes
         reach: `[R]` draft tokens that a round may accept, L(t).
     """
     limit = np.minimum(reach, positions.remaining - 1)  # the bonus token emits the last one
-    _, taken = cheapest(positions, round_costs(positions, limit, clock), limit)
-    return Outcomes.of(taken, verified=taken + 1, levels=taken, wanted=taken)  # one path
+    one = np.ones_like(limit)
+    _, emitted = least_cost(positions, round_costs(positions, limit, clock), one, limit + one)
+    taken = emitted - 1
+    return Outcomes.of(taken, verified=emitted, levels=taken, wanted=taken)  # one path
 
 
 def round_costs(positions: Positions, limit: Ints, clock: LoadClock) -> Floats:
@@ -268,28 +270,3 @@ def round_costs(positions: Positions, limit: Ints, clock: LoadClock) -> Floats:
     emitted = np.where(is_last, 0, taken + 1)
     context = positions.context_tokens[:, None] - 1
     return clock.share_us(Steps(1, taken + 1, context, taken, level_width=1, num_emitted=emitted))
-
-
-def cheapest(positions: Positions, cost: Floats, limit: Ints) -> tuple[Floats, Ints]:
-    """The dynamic programme, backwards over all requests at once.
-
-    Args:
-        cost: `[R, K + 1]` of a round that accepts k tokens. limit: `[R]` most tokens to accept.
-
-    Returns:
-        `[R]` float64 least cost from each position on, and `[R]` int32 tokens to accept there, the
-        fewest among equals.
-    """
-    total, taken = np.zeros(positions.num_rows), np.zeros(positions.num_rows, np.int32)
-    lengths, last = np.diff(positions.start), positions.start[1:] - 1
-    for back in range(int(lengths.max(initial=0))):
-        longer = lengths > back
-        here, end = (last - back)[longer], (last + 1)[longer]
-        best = np.full(len(here), np.inf)
-        for k in range(int(limit[here].max()) + 1):
-            after = cost_after(total, here + k + 1, end)
-            found = np.where(k <= limit[here], cost[here, k] + after, np.inf)
-            taken[here[found < best]] = k
-            best = np.minimum(best, found)
-        total[here] = best
-    return total, taken

@@ -88,9 +88,10 @@ class LadderResult(Ladder, TraceFacts):
 
     @property
     def fastest(self) -> Rung:
-        """The fastest runnable rung that can win."""
-        found = [r for r in self.rungs if r.kind in RUNNABLE and self.can_win(r.label)]
-        return max(found, key=lambda rung: rung.tokens_per_s.value)
+        """The fastest runnable rung that the log supports and that can win."""
+        runnable = [r for r in self.rungs if r.kind in RUNNABLE and not r.is_marked]
+        able = [rung for rung in runnable if self.can_win(rung.label)]
+        return max(able, key=lambda rung: rung.tokens_per_s.value)
 
     @property
     def to_run(self) -> Rung:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import UsageError, check_choice
+from specctl.formatting import Table
 from specctl.logs.tree_log import Support
 from specctl.policy import (
     EntropyBins,
@@ -25,7 +26,6 @@ from specctl.policy import (
 )
 from specctl.policy.families import BUDGETS, SHAPES, shape_family
 from specctl.policy.family import Grid, Scaled
-from specctl.policy.rules import ShapeRule
 from specctl.records import canonical_json
 from specctl.replay.outcomes import check_replayable
 from specctl.replay.submissions import shares
@@ -95,6 +95,12 @@ class SearchedFamily:
         return rows or [("none", "as it is")]
 
 
+def grid_table(families: Sequence[SearchedFamily]) -> Table:
+    """The values of every searched setting."""
+    rows = [(family.name, *row) for family in families for row in family.grid_rows()]
+    return Table("", ("family", "setting", "values"), rows, left=3)
+
+
 # ---------------------------------------------------------------------------------- from names
 
 
@@ -154,11 +160,7 @@ def static_settings(word: str, support: Support) -> list[PolicyCandidate]:
     """The settings of a static family that a log supports."""
     [family] = (one for one in static_families(support.top_k) if one.word == word)
 
-    def no_costs(rule: ShapeRule) -> StepCost:
-        raise AssertionError(f"a static setting needs no costs of {rule}")
-
-    conditions = Conditions(None, support, 1, no_costs)
-    return grow(family, conditions, may_be_empty=True).candidates
+    return grow(family, Conditions(None, support, 1), may_be_empty=True).candidates
 
 
 def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
@@ -280,7 +282,7 @@ class Conditions:
     support: Support
     batch_size: int  # of the load; scales the sizes of budgets
     # whole rounds of the load's batch by size, for budgets over drafts of a shape
-    step_costs: Callable[[ShapeRule], StepCost]
+    step_costs: Callable[[Shape], StepCost] | None = None
     # best static rate of the whole batch; scales the rates of budgets
     tokens_per_s: float | None = None
     # whether the engine of the search runs a policy; None for our own loop, which runs all
@@ -357,15 +359,12 @@ def _candidate(
     budget = _spec(family.budget, {name: point[name] for name in point if name in of_budget})
     label = "+".join(filter(None, [_spec(family.shape, shape), budget]))
 
-    def costs(record: Shape) -> StepCost:
-        return conditions.step_costs(build_shape(record))
-
     if family.artifact is None:
         given = {**_settings(family.shape), **shape}
         depth, size = given.get("depth", ""), given.get("num_tokens", "")
         if family.word in DEEP and depth.isdigit() and size.isdigit() and int(size) <= int(depth):
             return None
-        named = resolve_policy(label, conditions.pair, step_cost=costs)
+        named = resolve_policy(label, conditions.pair, step_cost=conditions.step_costs)
         return PolicyCandidate(family.name, label, named.policy)
     try:
         policy = with_settings(family.artifact.policy, shape)
@@ -378,8 +377,9 @@ def _candidate(
     if budget:
         record = {**policy.model_dump(mode="json"), "budget": record_of(budget)}
         policy = parse_policy(canonical_json(record))
-    digest = family.artifact.artifact_digest
-    return PolicyCandidate(family.name, label, with_costs(policy, costs), digest)
+    if conditions.step_costs is not None:
+        policy = with_costs(policy, conditions.step_costs)
+    return PolicyCandidate(family.name, label, policy, family.artifact.artifact_digest)
 
 
 def _spec(words: str, settings: Settings) -> str:

@@ -16,6 +16,7 @@ from specctl.policy import Policy
 from specctl.progress import advance
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate_runs
 from specctl.replay.cost.model import CostModel
+from specctl.replay.facts import ResultRecord
 from specctl.replay.metrics import Columns, LoadClock, Sums, Totals, by_prompt, ratio, replayed_sums
 from specctl.replay.static import static_submissions
 from specctl.replay.submissions import Submissions, shares, submissions_of
@@ -35,13 +36,13 @@ FIGURES = (
 """Reported besides the rate."""
 
 
-@dataclass(frozen=True)
-class Objective:
+class Objective(ResultRecord):
     """A rate to maximise."""
 
-    kind: Kind = "latency"
+    kind: Kind
     # time per output token after the first, of a whole request; of goodput alone
-    tpot_limit_us: float | None = None
+    tpot_limit_us: float | None
+    meaning: str  # in words
 
     def rate(self, totals: Totals) -> Floats:
         """Tokens per second."""
@@ -67,12 +68,8 @@ class Objective:
             "good_tokens": np.where(waited <= limit * tokens, tokens, 0.0),
         }
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields of `TunedObjective`."""
-        return {**vars(self), "meaning": RATES[self.kind][1]}
 
-
-def make_objective(kind: Kind, tpot_limit_ms: float | None) -> Objective:
+def make_objective(kind: Kind = "latency", tpot_limit_ms: float | None = None) -> Objective:
     """The objective that a user named."""
     if kind == "goodput" and tpot_limit_ms is None:
         raise UsageError("--objective goodput needs a limit: --tpot-limit-ms")
@@ -80,7 +77,8 @@ def make_objective(kind: Kind, tpot_limit_ms: float | None) -> Objective:
         raise UsageError(f"--tpot-limit-ms goes with goodput alone, not with --objective {kind}")
     if tpot_limit_ms is not None and not 0 < tpot_limit_ms < float("inf"):
         raise UsageError(f"--tpot-limit-ms must be above 0, not {tpot_limit_ms}")
-    return Objective(kind, None if tpot_limit_ms is None else 1e3 * tpot_limit_ms)
+    limit_us = None if tpot_limit_ms is None else 1e3 * tpot_limit_ms
+    return Objective(kind=kind, tpot_limit_us=limit_us, meaning=RATES[kind][1])
 
 
 # ------------------------------------------------------------------------------- evaluations
@@ -187,5 +185,6 @@ def simulated_sums(run: Simulation, objective: Objective) -> Columns:
     columns["time_us"] = columns["time_us"] + np.repeat(read_us, rounds.num_joined)
     request_us = times.finish_us - times.first_token_us
     duration_us = float(times.end_us[-1] - times.start_us[0])
-    share = None if run.load.is_closed else np.full(len(request_us), duration_us / len(request_us))
+    is_closed = run.load.arrival_rate_per_s is None
+    share = None if is_closed else np.full(len(request_us), duration_us / len(request_us))
     return objective.complete(columns, request_us, share)

@@ -39,17 +39,12 @@ from specctl.replay.tune.candidates import (
     grow,
     static_families,
 )
-from specctl.replay.tune.evaluators import (
-    FIGURES,
-    Evaluator,
-    Objective,
-)
+from specctl.replay.tune.evaluators import FIGURES, Evaluator, Objective
 from specctl.replay.tune.verdict import (
     HalvingRung,
     HeldOutStanding,
     Standing,
     TrainStanding,
-    TunedObjective,
     TuneVerdict,
 )
 from specctl.stats import Resamples, Split
@@ -121,6 +116,11 @@ class TuneSearch:
     # whether the clock has the time of a policy's decisions; others cannot win
     is_timed: Callable[[Policy], bool] = lambda _: True
     time_error: float | None = None  # of the clock, see `stats.with_time_error`
+
+    @property
+    def fitted(self) -> set[str]:
+        """Names of the families that are artifacts."""
+        return {family.name for family in self.families if family.artifact is not None}
 
     @cached_property
     def statics(self) -> list[Grown]:
@@ -205,7 +205,7 @@ class TuneSearch:
         wanted = (winner, 0) if policies[winner].is_ahead else (0,)
         chosen = next((i for i in wanted if policies[i].held_out.pays), plain_decoding)
         verdict = TuneVerdict(
-            objective=TunedObjective(**self.objective.to_json()),
+            objective=self.objective,
             chosen=policies[chosen].policy,
             beats_static=policies[winner].is_ahead,
             baseline=policies[0].policy,

@@ -2,7 +2,8 @@
 
 prepare      log, clock, families (`candidates.py`), split; refuses before anything is scored
 Tuning.run   `search.py` chooses on training prompts and measures the finalists on held-out
-             ones, by the sums of `evaluators.py`; `verdict.py` compares, `publish.py` writes
+             ones, by the sums of `evaluators.py`; `verdict.py` compares
+publish      the chosen policy as an artifact with its evidence
 """
 
 from __future__ import annotations
@@ -15,35 +16,52 @@ from typing import Any
 
 import torch
 
-from specctl.artifacts import Artifact
-from specctl.artifacts.manifest import prompt_marks
+from specctl.artifacts import (
+    Artifact,
+    Domain,
+    Evidence,
+    Metric,
+    Origin,
+    PairFingerprint,
+    SplitSize,
+    save_artifact,
+)
+from specctl.artifacts import card as cards
+from specctl.artifacts.card import cell
+from specctl.artifacts.manifest import Range, prompt_marks
+from specctl.durable import write_whole
 from specctl.errors import OutputError, SpecctlError, TraceEmptyError
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, sampled
-from specctl.policy import Policy, StepCost, build_shape
+from specctl.policy import Policy, Shape, StepCost, build_shape
 from specctl.policy.families import parse_policy
-from specctl.policy.rules import ShapeRule, is_fixed
+from specctl.policy.rules import is_fixed
 from specctl.progress import progress
-from specctl.records import canonical_json
+from specctl.records import canonical_json, json_bytes
 from specctl.replay.batch_simulation import Load
 from specctl.replay.config import Engine, TuneConfig
-from specctl.replay.cost.files import device_of, outside_of, warn_outside, without_decision_cost
+from specctl.replay.cost.files import warn_outside, without_decision_cost
 from specctl.replay.cost.model import Steps, require_slope
+from specctl.replay.cost.rates import LinearCost
 from specctl.replay.facts import to_time
 from specctl.replay.held_out import ScoredPrompts, choose_prompts
 from specctl.replay.results import facts_of
 from specctl.replay.run import require_cost_model
-from specctl.replay.tune.candidates import (
-    Conditions,
-    PolicyCandidate,
-    parse_families,
-)
-from specctl.replay.tune.evaluators import Evaluator, LogEvaluator, make_objective
+from specctl.replay.tune.candidates import Conditions, PolicyCandidate, parse_families
+from specctl.replay.tune.evaluators import FIGURES, Evaluator, LogEvaluator, make_objective
 from specctl.replay.tune.search import TuneSearch
-from specctl.replay.tune.verdict import FitOutcome, Standing, TunedLoad, TuneResult
+from specctl.replay.tune.verdict import (
+    COLUMNS,
+    FitOutcome,
+    Standing,
+    TunedLoad,
+    TuneResult,
+    finalist_cells,
+    tune_notes,
+)
 from specctl.runtime.words import NamedPolicy
-from specctl.stats import MIN_PROMPTS, Split, split_prompts
+from specctl.stats import CONFIDENCE, MIN_PROMPTS, Interval, Split, split_prompts
 
 logger = logging.getLogger(__name__)
 NUM_RUNS = 12
@@ -76,8 +94,7 @@ class Tuning:
     search: TuneSearch
     evaluator: LogEvaluator
     conditions: dict[str, Any]  # fields of the result that are known before the search
-    # warns of finalists outside the range of the cost model, and returns `without_decision_cost`
-    doubt: Callable[[Sequence[Standing]], dict[str, str] | None]
+    cached_tokens: float  # mean context of the training prompts, without the root
 
     def run(self, evaluate: Evaluator | None = None) -> Tuned:
         """Runs the search; minutes, most of them for static settings.
@@ -90,7 +107,7 @@ class Tuning:
             verdict, chosen = self.search.run(evaluate or self.evaluator)
         trained = [one.policy for one in verdict.policies if one.family in self.search.barred]
         conditions = self.conditions | {
-            "without_decision_cost": self.doubt(verdict.policies),
+            "without_decision_cost": self._without_decision_cost(verdict.policies),
             "scored_on_training_prompts": tuple(trained) or None,
         }
         result = TuneResult(kind="tune", **conditions, **dict(verdict))
@@ -99,6 +116,23 @@ class Tuning:
         evidence = [one.manifest.evidence for _, one in artifact.parts] if artifact else []
         marks = prompt_marks(self.search.split.train, *(e.fitted_on for e in evidence if e))
         return Tuned(result, chosen, marks)
+
+    def _without_decision_cost(self, finalists: Sequence[Standing]) -> dict[str, str] | None:
+        """The finalists whose decisions are not timed; warns of those outside the range of the
+        cost model."""
+        model, batch = self.evaluator.model, self.search.conditions.batch_size
+        policies = {one.policy: parse_policy(canonical_json(one.record)) for one in finalists}
+        for label, policy in policies.items():
+            rule = build_shape(policy.shape)
+            # The size of a rule that decides by its drafts is known in replay alone.
+            most = rule.max_tokens if is_fixed(rule) else 1
+            sizes = (batch, batch * most, self.cached_tokens, rule.max_depth, rule.width, 1)
+            warn_outside(label, [model.outside(Steps(*sizes))])
+        fitted = self.search.fitted
+        words = {
+            one.policy: one.family if one.family in fitted else one.policy for one in finalists
+        }
+        return without_decision_cost(model, policies, words)
 
 
 def prepare(
@@ -148,12 +182,9 @@ def prepare(
     cached = float(mean) - 1  # the root is not cached yet
     model.round_us(Steps(load.batch_size, 2 * load.batch_size, cached, 1, 1, 1))  # or refuses
 
-    def step_costs(rule: ShapeRule) -> StepCost:
+    def step_costs(shape: Shape) -> StepCost:
         """Whole rounds of a full batch, at the mean context of the training prompts."""
-        return model.full_batch_cost(rule, load.batch_size, cached)
-
-    def is_timed(policy: Policy) -> bool:
-        return without_decision_cost(model, {"": policy}, {"": ""}) is None
+        return model.step_cost(build_shape(shape), load.batch_size, cached)
 
     conditions = Conditions(traces.fingerprint, log.support, load.batch_size, step_costs, runs=runs)
     is_simulated = config.has_load or is_shared
@@ -167,17 +198,16 @@ def prepare(
         drops_unsupported=config.drops_unsupported,
         num_runs=NUM_RUNS if is_simulated else 1,
         barred=frozenset(scored.trained),
-        is_timed=is_timed,
+        is_timed=model.times,
         time_error=model.time_error,
     )
-    fitted = {family.name for family in families if family.artifact is not None}
     lacking = [
         found.candidates[0]
         for found in search.adaptive(tokens_per_s=1.0)
-        if found.candidates and not is_timed(found.candidates[0].policy)
+        if found.candidates and not model.times(found.candidates[0].policy)
     ]
     if lacking:
-        words = {one.family: one.family if one.family in fitted else one.label for one in lacking}
+        words = {o.family: o.family if o.family in search.fitted else o.label for o in lacking}
         logger.warning(
             "%s: the clock lacks the time of its own decisions, so it cannot win; %s",
             ", ".join(words),
@@ -199,7 +229,7 @@ def prepare(
     stated = ("packing", "held_out_frac", "seed", "factor", "drops_unsupported", "all_prompts")
     settled = {
         **facts_of(traces, log, model, (), scored),
-        "cost_device": device_of(model),
+        "cost_device": None if isinstance(model, LinearCost) else model.device,
         "load": tuned_load,
         "config": {
             "families": list(config.families),
@@ -214,19 +244,7 @@ def prepare(
         "for_engine": config.for_engine,
     }
 
-    def doubt(finalists: Sequence[Standing]) -> dict[str, str] | None:
-        policies = {one.policy: parse_policy(canonical_json(one.record)) for one in finalists}
-        rounds = {}
-        for label, policy in policies.items():
-            rule, batch = build_shape(policy.shape), load.batch_size
-            # The size of a rule that decides by its drafts is known in replay alone.
-            most = rule.max_tokens if is_fixed(rule) else 1
-            rounds[label] = Steps(batch, batch * most, cached, rule.max_depth, rule.width, 1)
-        warn_outside(outside_of(model, rounds))
-        words = {o.policy: o.family if o.family in fitted else o.policy for o in finalists}
-        return without_decision_cost(model, policies, words)
-
-    return Tuning(search, evaluator, settled, doubt)
+    return Tuning(search, evaluator, settled, cached)
 
 
 def _sides(
@@ -251,6 +269,118 @@ def _sides(
     return Split(split.train, scored.prompts), scored
 
 
+# ----------------------------------------------------------------------------------- publishing
+
+RESULT_NAME, POLICY_FOLDER = "tune.json", "policy"
+
+
+def publish(
+    tuned: Tuned,
+    folder: Path,
+    pair: PairFingerprint,
+    traced: Domain,
+    snapshots: Sequence[str] = (),
+) -> Artifact:
+    """Writes the chosen policy into `folder/policy`, and `tune.json` beside it.
+
+    Args:
+        traced: the domain of the traces.
+        snapshots: of the trace sets, set by set.
+
+    Raises:
+        OutputError: a folder that cannot be written, or holds other files.
+    """
+    result, chosen = tuned.result, tuned.chosen
+    batch_size, device = result.load.batch_size, result.cost_device
+    # The traces' domain, at the load of the search and on the machine of its times.
+    changed = {
+        "batch_size": Range(low=batch_size, high=batch_size),
+        "hardware": None if device is None else (device,),
+    }
+    domain = traced.model_copy(update=changed)
+    origin = Origin(
+        pair=pair,
+        evidence=evidence(tuned),
+        fit={"kind": "tune", **result.config, "cost_model": result.cost_model},
+        domain=domain,
+        parent=chosen.parent,
+    )
+    content = json_bytes(result.to_json())
+    artifact = save_artifact(
+        folder / POLICY_FOLDER,
+        chosen.policy,
+        origin.of_sets(snapshots),
+        card=cards.with_domain(write_card(result, chosen.policy, pair), domain),
+        report=content,
+    )
+    write_whole(folder / RESULT_NAME, content, "tuning")
+    return artifact
+
+
+def evidence(tuned: Tuned) -> Evidence:
+    """Split sizes and held-out figures of the chosen policy."""
+    result = tuned.result
+    chosen, baseline = result.standing(result.chosen), result.policies[0].held_out
+    held_out, sizes = chosen.held_out, result.num_prompts
+    splits = {
+        "train": SplitSize(num_prompts=sizes.train, num_rounds=chosen.train.num_rounds),
+        "held_out": SplitSize(num_prompts=sizes.held_out, num_rounds=held_out.num_rounds),
+    }
+    named: dict[str, Interval | None] = {
+        "held_out_rate": held_out.rate,
+        "held_out_against_static": held_out.against,
+        "held_out_against_plain": held_out.against_plain,
+        **{f"held_out_{name}": getattr(held_out, name) for name in FIGURES},
+        "held_out_static_rate": baseline.rate,
+    }
+    metrics: dict[str, Any] = {
+        name: Metric.of(
+            found.value, found.low, found.high, level=CONFIDENCE, num_prompts=sizes.held_out
+        )
+        for name, found in named.items()
+        if found is not None
+    }
+    metrics |= {"train_rate": chosen.train.rate, "num_settings": float(result.num_settings)}
+    return Evidence.of_splits(result.traces_digest, splits, metrics, tuned.fitted_on)
+
+
+def write_card(result: TuneResult, policy: Policy, pair: PairFingerprint) -> str:
+    """Markdown of `README.md`; a pure function of its arguments."""
+    load, objective, config = result.load, result.objective, result.config
+    arrivals = load.arrival_rate_per_s
+    lines = (
+        f"traces `{result.traces_digest}`",
+        f"cost model `{result.cost_model}` ({cell(str(result.clock))})",
+        f"objective {objective.kind}: {objective.meaning}",
+        f"load: batch size {load.batch_size}, "
+        + ("closed loop" if arrivals is None else f"{arrivals:g} requests/s"),
+        f"split seed {config['seed']}, {config['held_out_frac']:.0%} of the prompts held out",
+        *map(cell, tune_notes(result)),
+    )
+    rows = [[cell(value) for value in finalist_cells(result, one)] for one in result.policies]
+    parts = (
+        f"# {cell(policy.name)} tuned for {cell(pair.target)} with {cell(pair.drafter)}",
+        cell(result.sentence()),
+        cards.lossless_line(policy),
+        cards.policy_block(policy),
+        cards.pair_table(pair),
+        "## Evidence",
+        cards.bullets(*lines),
+        "## Finalists",
+        cards.table(COLUMNS, rows),
+        "The first row is the best static setting. Rates in tokens/s.",
+        "## Use",
+        f"{cards.use_block(pair)} `report.json`\nis the whole result of `specctl tune`.",
+        "## Limits",
+        f"""- Times are the cost model's, counts are replayed from logged trees. Compare it with
+  `specctl run --compare` on the machine that serves before you trust it.
+- It is tuned for one load, one objective and prompts like those of the traces.
+- {cell(result.approximations)}
+{cards.FIXTURE_LINE}""",
+    )
+    return "\n\n".join(parts) + "\n"
+
+
 # ------------------------------------------------------------------------------------- fit auto
 
 FITS_FOLDER = "fits"
@@ -264,16 +394,8 @@ UNFITTED_SHARED = ("chain+survival", "eagle2+survival", "threshold+survival")
 """Unfitted shapes under a budget, for requests that share a batch."""
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """The outcome of a fit, and the folder of its artifact."""
-
-    outcome: FitOutcome
-    folder: Path | None = None
-
-
-def attempts(fits: Mapping[str, Callable[[Path], Artifact]], out: Path) -> Iterator[Attempt]:
-    """Runs the fits one after another, each into its own folder below `out`.
+def attempts(fits: Mapping[str, Callable[[Path], Artifact]], out: Path) -> Iterator[FitOutcome]:
+    """Runs the fits one after another, each into a folder of its name in `out/fits`.
 
     The refusal of a fit that the traces do not allow, e.g. with too few rounds, is kept in its
     outcome.
@@ -282,29 +404,28 @@ def attempts(fits: Mapping[str, Callable[[Path], Artifact]], out: Path) -> Itera
         fits: by name; each writes an artifact into a folder.
     """
     for name, write in fits.items():
-        folder = out / FITS_FOLDER / name
+        digest = refusal = None
         try:
-            artifact = write(folder)
+            digest = write(out / FITS_FOLDER / name).digest
         except OutputError:
             raise
         except SpecctlError as error:
             refusal = " ".join(str(error).split())
-            yield Attempt(FitOutcome(fit=name, artifact_digest=None, refusal=refusal))
-        else:
-            outcome = FitOutcome(fit=name, artifact_digest=artifact.digest, refusal=None)
-            yield Attempt(outcome, folder)
+        yield FitOutcome(fit=name, artifact_digest=digest, refusal=refusal)
 
 
-def families_of(tried: Sequence[Attempt], *, is_shared: bool) -> tuple[str, ...]:
+def families_of(tried: Sequence[FitOutcome], out: Path, *, is_shared: bool) -> tuple[str, ...]:
     """The families of `fit auto`: fitted and unfitted shapes, and both under budgets.
 
     Args:
+        tried: of `attempts` with the same `out`.
         is_shared: requests meet in batches, so budgets apply.
     """
-    fitted = [attempt for attempt in tried if attempt.folder is not None]
-    alone = (*(str(attempt.folder) for attempt in fitted), *UNFITTED)
+    names = [one.fit for one in tried if one.refusal is None]
+    fitted = {name: str(out / FITS_FOLDER / name) for name in names}
+    alone = (*fitted.values(), *UNFITTED)
     if not is_shared:
         return alone
-    survival = [f"{attempt.folder}+survival" for attempt in fitted]
-    elastic = [f"{one.folder}+echo_budget" for one in fitted if one.outcome.fit == "echo"]
+    survival = [f"{folder}+survival" for folder in fitted.values()]
+    elastic = [f"{fitted['echo']}+echo_budget"] if "echo" in fitted else []
     return (*alone, *survival, *elastic, *UNFITTED_SHARED)

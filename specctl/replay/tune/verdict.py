@@ -1,14 +1,17 @@
-"""`tune.json`: the outcome of a search, judged on held-out prompts, and its sentences."""
+"""`tune.json`: the outcome of a search, judged on held-out prompts; its table and its sentences."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from specctl.formatting import Table, fixture_note
 from specctl.replay.facts import MARKED_BELOW, PLAIN, ResultRecord, TraceFacts
 from specctl.replay.ladder.result import SideSizes
-from specctl.stats import Interval, Number
+from specctl.replay.tune.evaluators import Objective
+from specctl.stats import Interval, Number, intervals_over
 
 
 class TunedLoad(ResultRecord):
@@ -16,14 +19,6 @@ class TunedLoad(ResultRecord):
 
     batch_size: int
     arrival_rate_per_s: float | None
-
-
-class TunedObjective(ResultRecord):
-    """The maximised rate; `meaning` in words."""
-
-    kind: Literal["latency", "throughput", "goodput"]
-    tpot_limit_us: float | None
-    meaning: str
 
 
 class FitOutcome(ResultRecord):
@@ -110,7 +105,7 @@ class Standing(ResultRecord):
 class TuneVerdict(ResultRecord):
     """The outcome of a search, judged on held-out prompts."""
 
-    objective: TunedObjective
+    objective: Objective
     # label of the written policy: the winner if it is ahead on held-out prompts, else the baseline,
     # the best static setting; plain decoding if neither beats it
     chosen: str
@@ -191,3 +186,80 @@ class TuneResult(TuneVerdict, TraceFacts):
         """The verdict with its clock."""
         all_can_win = all_can_win and all(self.can_win(one.policy) for one in self.policies)
         return f"On {self.clock}: {super().sentence(all_can_win=all_can_win)}"
+
+
+# ----------------------------------------------------------------------------------- in words
+
+COLUMNS = (
+    "policy",
+    "train",
+    "tokens/s",
+    "× plain",
+    "× static",
+    "τ",
+    "verified",
+    "TPOT ms",
+    "support",
+)
+
+
+def result_table(result: TuneResult) -> Table:
+    """One row a finalist: its training rate, and its figures on held-out prompts."""
+    arrivals, note = result.load.arrival_rate_per_s, fixture_note(result.target)
+    offered = f"{arrivals:g} requests/s, " if arrivals else ""
+    title = (
+        f"{result.target} + {result.drafter}: {result.objective.kind}, {offered}batch size "
+        f"{result.load.batch_size}; {result.num_prompts.train} training and "
+        f"{result.num_prompts.held_out} held-out prompts; "
+        + intervals_over(result.num_prompts.held_out)
+        + (f" ({note})" if note else "")
+    )
+    wide = ("train", "verified", "TPOT ms", "support")
+    return Table(
+        title, COLUMNS, [finalist_cells(result, one) for one in result.policies], wide=wide
+    )
+
+
+def finalist_cells(result: TuneResult, standing: Standing) -> tuple[str, ...]:
+    """Cells of `COLUMNS`; rates in tokens/s, intervals of 95% by prompt."""
+    held_out = standing.held_out
+    return (
+        result.marked(standing.policy) + ("" if held_out.is_supported else "*"),
+        f"{standing.train.rate:.1f}",
+        held_out.rate.text(".0f" if held_out.rate.value >= 100 else ".1f"),
+        held_out.against_plain.text(".2f"),
+        held_out.against.text(".2f"),
+        f"{held_out.mean_acceptance_length.value:.2f}",
+        f"{held_out.verified_per_call.value:.1f}",
+        f"{held_out.tpot_us.value / 1e3:.2f}",
+        f"{held_out.support:.2%}",
+    )
+
+
+def tune_notes(result: TuneResult) -> Iterator[str]:
+    """The search in words."""
+    too_large = sum(family.num_out_of_range for family in result.families)
+    lacking = sum(family.num_unsupported for family in result.families)
+    not_run = sum(family.num_not_run or 0 for family in result.families)
+    rungs = ", ".join(f"{r.num_settings} on {r.num_prompts} prompts" for r in result.rungs)
+    yield f"On held-out prompts: {result.objective.meaning}; × is paired by prompt."
+    yield (
+        f"{result.num_settings} settings were scored on training prompts; "
+        f"{too_large} more exceed the log's trees, {lacking} need expansions that it lacks."
+    )
+    if result.for_engine is not None:
+        yield f"Searched for {result.for_engine}, which does not run {not_run} more settings."
+        if result.rungs:  # rules take part, not fixed settings alone
+            yield (
+                "The time that a rule itself takes inside the engine is not counted "
+                "(docs/vllm.md, What it costs)."
+            )
+    yield f"Halving: {rungs or 'none, static settings alone'}."
+    yield result.approximations
+    if not all(standing.held_out.is_supported for standing in result.policies):
+        yield "* the log lacks over 1% of the expansions that it needs on held-out prompts."
+    yield from result.footnotes()
+    for family in result.left_out:
+        yield f"{family}: left out, the log lacks over 1% of the expansions of each setting."
+    for fit in result.fits or ():
+        yield fit.sentence()
