@@ -31,7 +31,9 @@ def is_held_out(row: Prompt) -> bool:
 
 @torch.no_grad()
 def agreement(loss_of: HeadLoss, rows: FeatureRows, device: str) -> dict[str, Any]:
-    """Mean loss in nats and top-1 agreement by step over at most 256 held-out answers."""
+    """Mean loss in nats and top-1 agreement by step over at most 256 held-out answers, if any."""
+    if not rows.places:
+        return {}
     generator, found = torch.Generator().manual_seed(5), []
     places = sorted(rows.places[:256], key=lambda place: place[2] - place[3])
     for first in range(0, len(places), 16):
@@ -75,4 +77,4 @@ def acceptance(
 
 def _length(metrics: list[Any]) -> float:
     accepted, calls = (sum(getattr(m, name) for m in metrics) for name in ("num_accepted", "calls"))
-    return round(1 + accepted / calls, 3)
+    return float(round(1 + accepted / calls, 3))
