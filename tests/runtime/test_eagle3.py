@@ -1,7 +1,6 @@
 """The EAGLE-3 head: both namings, every refusal, and one meaning in training and at run time."""
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,15 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from scripts.train_eagle3.head import save_head, unrolled_outputs
 from specctl.embedded import embedded_path
 from specctl.errors import CheckpointKeyError, CheckpointShapeError, ModelConfigError
 from specctl.runtime.eagle3 import load_eagle3
 from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head
 from specctl.runtime.identity import weights_digest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-from embedded_pair.head import save_head, unrolled_outputs
 
 Tensors = dict[str, Tensor]
 H, VOCAB, DRAFT_VOCAB, INNER = 32, 96, 40, 48

@@ -2,25 +2,20 @@
 
 import json
 import re
-import sys
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
-from specctl.answers import is_correct
-from specctl.embedded import PROMPTS
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-from embedded_pair.corpus import (
+from scripts.embedded_pair.corpus import (
     HELD_OUT_SEED,
     Document,
     check_unseen,
     held_out_problems,
     problem_documents,
 )
-from embedded_pair.problems import generate
+from scripts.embedded_pair.problems import generate
+from specctl.answers import is_correct
+from specctl.embedded import PROMPTS
 
 CATEGORIES = ("arithmetic", "strings")
 EQUATION = re.compile(r"\d[\d+*/ -]*(?:= [\d+*/ -]+)+")

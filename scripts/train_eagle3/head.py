@@ -8,7 +8,6 @@ the target says after token i + 1 + s. That is what the runtime does on a chain 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,15 @@ from torch import Tensor
 from specctl.runtime.eagle3 import parameter_parts
 from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head
 
+from .features import Example
+
 NUM_STEPS = 5
 STEP_DECAY = 0.9  # weight of a step relative to the one before
-SOFT_FRAC = 0.25  # share of the target's distribution in the label, the rest is its argmax
-SLOT_FRAC = 0.44  # share of a row's slots that the head trains at
 
 
-def new_head(target: Any, draft_ids: Tensor, intermediate_size: int) -> Eagle3Head:
+def new_head(
+    target: Any, draft_ids: Tensor, intermediate_size: int, layers: tuple[int, ...]
+) -> Eagle3Head:
     """An untrained head over the target's embedding; `lm_head` starts from the embedding's rows.
 
     Feature layers are written out, as serving engines want them.
@@ -34,7 +35,7 @@ def new_head(target: Any, draft_ids: Tensor, intermediate_size: int) -> Eagle3He
     Args:
         target: a Llama of transformers. draft_ids: target ids that the head may draft, sorted.
     """
-    whole, num = target.config, target.config.num_hidden_layers
+    whole = target.config
     same = ("hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
     config = Eagle3Config(
         **{name: getattr(whole, name) for name in (*same, "rms_norm_eps")},
@@ -43,7 +44,8 @@ def new_head(target: Any, draft_ids: Tensor, intermediate_size: int) -> Eagle3He
         intermediate_size=intermediate_size,
         draft_vocab_size=len(draft_ids),
         max_position_embeddings=whole.max_position_embeddings,
-        aux_layer_ids=(2, num // 2, num - 3),
+        aux_layer_ids=layers,
+        rope_parameters=dict(whole.rope_parameters),
     )
     embedding = target.get_input_embeddings().weight
     head = Eagle3Head(config, embedding.detach().clone(), config.max_position_embeddings)
@@ -51,43 +53,6 @@ def new_head(target: Any, draft_ids: Tensor, intermediate_size: int) -> Eagle3He
     with torch.no_grad():
         head.lm_head.weight.copy_(embedding[draft_ids])
     return head
-
-
-@dataclass
-class Example:
-    """A batch with what the target says about it.
-
-    Attributes:
-        token_ids: `[B, T]`. features: `[B, T, 3 H]`, the fused states.
-        labels: `[B, T]`, draft id of the target's argmax after each token, -1 if it has none.
-        draft_logp: `[B, T, draft_vocab]`, the target's log-probabilities over the draft ids.
-    """
-
-    token_ids: Tensor
-    features: Tensor
-    labels: Tensor
-    draft_logp: Tensor
-
-
-@torch.no_grad()
-def target_features(
-    target: Any, token_ids: Tensor, layers: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
-    """Fused features `[B, T, 3 H]` and logits `[B, T, V]` of one teacher-forced pass."""
-    with torch.autocast(token_ids.device.type, torch.bfloat16):
-        output = target(token_ids, use_cache=False, output_hidden_states=True)
-    states = [output.hidden_states[layer] for layer in layers]
-    return torch.cat(states, -1).float(), output.logits.float()
-
-
-def annotate(target: Any, head: Eagle3Head, token_ids: Tensor) -> Example:
-    """What the head learns from, taken from the target."""
-    layers = head.config.resolve_aux_layers(target.config.num_hidden_layers)
-    features, logits = target_features(target, token_ids, layers)
-    to_draft = torch.full((logits.shape[-1],), -1, device=logits.device)
-    to_draft[head.target_ids] = torch.arange(len(head.target_ids), device=logits.device)
-    draft_logp = logits[..., head.target_ids].log_softmax(-1)
-    return Example(token_ids, features, to_draft[logits.argmax(-1)], draft_logp)
 
 
 class UnrolledAttention:
@@ -144,44 +109,59 @@ def unrolled_outputs(
     return outputs
 
 
-def head_loss(head: Eagle3Head, example: Example, slots: Tensor) -> tuple[Tensor, list[float]]:
-    """Weighted cross-entropy in nats over the steps, and top-1 agreement of each step."""
-    rows = torch.arange(len(slots), device=slots.device)[:, None]
-    with torch.autocast(slots.device.type, torch.bfloat16):
-        outputs = unrolled_outputs(head, example.token_ids, example.features, slots, NUM_STEPS)
-        scores = [head.logits(hidden) for hidden in outputs]
-    total, weights, agreements = torch.zeros((), device=slots.device), 0.0, []
-    for step, logits in enumerate(scores):
-        logp = logits.float().log_softmax(-1)
-        labels = example.labels[rows, slots + 1 + step]
-        teacher = example.draft_logp[rows, slots + 1 + step].exp()
-        soft = -(teacher * logp).sum(-1).mean()
-        hard = F.nll_loss(logp.flatten(0, 1), labels.flatten(), ignore_index=-1)
-        total = total + STEP_DECAY**step * (SOFT_FRAC * soft + (1 - SOFT_FRAC) * hard)
-        weights += STEP_DECAY**step
-        agreements.append(float((logp.argmax(-1) == labels).float().mean()))
-    return total / weights, agreements
+class HeadLoss:
+    """The loss of a head on rows of features, and its top-1 agreement with the target by step.
+
+    Args:
+        unembedding: `[V, H]`, the target's output matrix.
+        soft_frac: share of the target's distribution over the draft ids in the label; the rest is
+            the target's argmax, and a slot whose argmax is no draft id has no such part.
+    """
+
+    def __init__(self, head: Eagle3Head, unembedding: Tensor, soft_frac: float) -> None:
+        self.head, self.soft_frac = head, soft_frac
+        self.teacher_rows = unembedding[head.target_ids].to(torch.bfloat16)
+        self.to_draft = torch.full((len(unembedding),), -1, device=unembedding.device)
+        self.to_draft[head.target_ids] = torch.arange(
+            len(head.target_ids), device=unembedding.device
+        )
+
+    def __call__(self, example: Example, slots: Tensor) -> tuple[Tensor, list[float]]:
+        """Weighted cross-entropy in nats over the steps, and agreement of each step."""
+        rows = torch.arange(len(slots), device=slots.device)[:, None]
+        with torch.autocast(slots.device.type, torch.bfloat16):
+            outputs = unrolled_outputs(
+                self.head, example.token_ids, example.features, slots, NUM_STEPS
+            )
+        total, weights, agreements = torch.zeros((), device=slots.device), 0.0, []
+        is_scored = F.pad(example.is_answer[:, 1:], (0, 1))
+        for step, hidden in enumerate(outputs):
+            at = slots + 1 + step
+            kept = is_scored[rows, at]
+            with torch.autocast(slots.device.type, torch.bfloat16):
+                logits = self.head.logits(hidden[kept])
+                with torch.no_grad():
+                    teacher = (example.states[rows, at][kept] @ self.teacher_rows.T).float()
+            logp, labels = (
+                logits.float().log_softmax(-1),
+                self.to_draft[example.labels[rows, at][kept]],
+            )
+            soft = -(teacher.softmax(-1) * logp).sum(-1).mean()
+            hard = F.nll_loss(logp, labels, ignore_index=-1)
+            total = total + STEP_DECAY**step * (self.soft_frac * soft + (1 - self.soft_frac) * hard)
+            weights += STEP_DECAY**step
+            agreements.append(float((logp.argmax(-1) == labels).float().mean()))
+        return total / weights, agreements
 
 
-def choose_slots(is_generated: Tensor, generator: torch.Generator) -> Tensor:
-    """`[B, M]` slots to train at, generated text first, at random otherwise."""
-    num_slots = int(SLOT_FRAC * is_generated.shape[1])
-    usable = is_generated.shape[1] - NUM_STEPS - 1
-    # A slot is of use where the token that it predicts was generated.
-    preference = is_generated[:, 2 : usable + 2].float() + torch.rand(
-        len(is_generated), usable, generator=generator
-    )
-    return preference.topk(num_slots).indices.sort().values
-
-
-def small_loss(small: Any, target: Any, ids: Tensor) -> Tensor:
-    """Of an independent drafter: cross-entropy in nats against the target, as in `head_loss`."""
-    with torch.autocast(ids.device.type, torch.bfloat16):
-        with torch.no_grad():
-            teacher = target(ids, use_cache=False).logits.float().flatten(0, 1)
-        logits = small(ids, use_cache=False).logits.float().flatten(0, 1)
-    hard = F.cross_entropy(logits, teacher.argmax(-1))
-    return (1 - SOFT_FRAC) * hard + SOFT_FRAC * F.cross_entropy(logits, teacher.softmax(-1))
+def choose_slots(example: Example, slot_frac: float, generator: torch.Generator) -> Tensor:
+    """`[B, M]` random slots to train at, as many as `slot_frac` of the longest answer's slots."""
+    usable = example.token_ids.shape[1] - NUM_STEPS - 1
+    # A slot is of use where the token that it predicts was written by the target.
+    is_useful = example.is_answer[:, 2 : usable + 2]
+    num_slots = max(1, int(slot_frac * int(is_useful.sum(1).max())))
+    drawn = torch.rand(is_useful.shape, generator=generator).to(is_useful.device)
+    return (is_useful.float() + drawn).topk(num_slots).indices.sort().values
 
 
 def save_head(head: Eagle3Head, folder: Path) -> None:

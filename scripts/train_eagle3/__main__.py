@@ -1,0 +1,195 @@
+"""Trains an EAGLE-3 head for a Llama-type target on text that the target wrote itself.
+
+    python -m scripts.train_eagle3 --target DIR --data DIR --work-dir work-head
+
+The stages text, features, head, export and evaluate run in this order; each reads the files of the
+stages before it and goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from . import evaluation, features, head, own_text, prompts, training
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, or words in its place."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--stage", choices=(*STAGES, "all"), default="all", help="one stage, or all in order")
+    add("--target", type=Path, required=True, help="folder of the target")
+    add("--data", type=Path, required=True, help="folder of the prompts' data sets")
+    add("--work-dir", type=Path, default=Path("work-head"), help="text, features, checkpoints, log")
+    add("--num-tokens", type=int, default=1_000_000, help="of the target's own text")
+    add("--max-new-tokens", type=int, default=256, help="of an answer")
+    add("--max-length", type=int, default=576, help="tokens of a row; what is beyond is cut off")
+    add("--steps", type=int, default=3000, help="updates of the head")
+    add("--rows", type=int, default=24, help="answers in an update")
+    add("--slot-frac", type=float, default=0.5, help="share of an answer's slots in an update")
+    add(
+        "--soft-frac",
+        type=float,
+        default=0.25,
+        help="share of the target's distribution in the label",
+    )
+    add("--draft-vocab", type=int, default=8192, help="size of the draft vocabulary")
+    add("--intermediate-size", type=int, default=1536, help="width of the head's MLP")
+    add("--layers", type=int, nargs=3, help="target layers whose inputs are fused")
+    add("--muon-lr", type=float, default=training.Schedule.muon_lr)
+    add("--adam-lr", type=float, default=training.Schedule.adam_lr)
+    add("--train-tokens", type=int, help="own text that is trained on, of the one that there is")
+    add("--name", default="head", help="of the checkpoint and its log in the work folder")
+    add("--seed", type=int, default=11)
+    add("--threads", type=int, default=2)
+    add("--device", default="cpu")
+    return parser.parse_args(words)
+
+
+class Workplace:
+    """The files of a work folder, and what earlier stages left in them."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.folder = given, given.work_dir
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer = AutoTokenizer.from_pretrained(given.target)
+
+    def target(self) -> Any:
+        dtype = torch.bfloat16
+        model = AutoModelForCausalLM.from_pretrained(self.given.target, dtype=dtype)
+        return model.eval().requires_grad_(requires_grad=False).to(self.given.device)
+
+    def rows(self) -> list[own_text.Row]:
+        """All text of the target so far."""
+        return own_text.read_rows(self.folder / "own_text.jsonl")
+
+    def train_numbers(self) -> list[int]:
+        """Numbers of the rows to train on: none that is held out."""
+        found, num_tokens = [], 0
+        for number, row in enumerate(self.rows()):
+            if not evaluation.is_held_out(row) and num_tokens < (
+                self.given.train_tokens or 1 << 60
+            ):
+                found.append(number)
+                num_tokens += len(row.answer_ids)
+        return found
+
+    def draft_ids(self, vocab_size: int) -> Tensor:
+        """Sorted target ids of the draft vocabulary, from the text that is trained on."""
+        rows = self.rows()
+        return own_text.draft_ids(
+            [rows[i] for i in self.train_numbers()], vocab_size, self.given.draft_vocab
+        )
+
+    def layers(self, target: Any) -> tuple[int, ...]:
+        """The target layers whose inputs are fused; by default those that serving engines take."""
+        num = target.config.num_hidden_layers
+        return tuple(self.given.layers or (2, num // 2, num - 3))
+
+    def features(self, target: Any) -> Path:
+        return self.folder / ("features-" + "-".join(map(str, self.layers(target))))
+
+    def new_head(self, target: Any) -> Any:
+        ids, given = self.draft_ids(target.config.vocab_size), self.given
+        size, layers = given.intermediate_size, self.layers(target)
+        return head.new_head(target, ids.to(given.device), size, layers).to(given.device)
+
+
+def run_text(place: Workplace) -> None:
+    """Answers of the target to the prompts of the data sets."""
+    found = prompts.chat_prompts(place.given.data, place.tokenizer)
+    path, given = place.folder / "own_text.jsonl", place.given
+    own_text.write_rows(place.target(), found, path, given.max_new_tokens, given.num_tokens)
+
+
+def run_features(place: Workplace) -> None:
+    """The target's states at every slot of its text."""
+    target = place.target()
+    folder, length = place.features(target), place.given.max_length
+    features.write_features(target, place.rows(), place.layers(target), folder, length)
+
+
+def run_head(place: Workplace) -> None:
+    """Trains the head; the log also has the top-1 agreement of each unrolled step."""
+    given, target = place.given, place.target()
+    drafter, folder = place.new_head(target), place.features(target)
+    loss_of = head.HeadLoss(
+        drafter, target.get_output_embeddings().weight.detach(), given.soft_frac
+    )
+    del target
+    rows = place.rows()
+    held_out = features.FeatureRows(
+        folder, [i for i, row in enumerate(rows) if evaluation.is_held_out(row)]
+    )
+    train = features.FeatureRows(folder, place.train_numbers())
+    print(f"{train.num_tokens:,} tokens of {len(train.places):,} answers", flush=True)
+    path = place.folder / f"{given.name}.pt"
+    done = torch.load(path, weights_only=True)["progress"]["step"] if path.exists() else 0
+    batches = train.batches(given.rows, given.seed, done)
+    generator = torch.Generator().manual_seed(given.seed + done)
+
+    def loss_at(step: int) -> tuple[Tensor, dict[str, Any]]:
+        example = next(batches).to(given.device)
+        slots = head.choose_slots(example, given.slot_frac, generator)
+        loss, agreements = loss_of(example, slots)
+        return loss, {
+            "agreement": [round(one, 3) for one in agreements],
+            "num_tokens": slots.numel(),
+        }
+
+    schedule = training.Schedule(given.steps, muon_lr=given.muon_lr, adam_lr=given.adam_lr)
+    training.run(
+        drafter,
+        schedule,
+        loss_at,
+        path,
+        lambda: evaluation.agreement(loss_of, held_out, given.device),
+    )
+
+
+def run_export(place: Workplace) -> None:
+    """Writes the head as a checkpoint folder in bfloat16."""
+    drafter = place.new_head(place.target())
+    saved = torch.load(place.folder / f"{place.given.name}.pt", weights_only=True)
+    drafter.load_state_dict(saved["model"])
+    drafter.set_vocabulary(drafter.d2t)
+    head.save_head(drafter.to(torch.bfloat16), place.folder / f"{place.given.name}-export")
+
+
+def run_evaluate(place: Workplace) -> None:
+    """Acceptance length on Spec-Bench prompts that were not trained on, by category."""
+    given = place.given
+    folder = place.folder / f"{given.name}-export"
+    found = evaluation.acceptance(
+        given.target, folder, given.data / "spec_bench_dev.jsonl", place.tokenizer, 1 << 20
+    )
+    (place.folder / f"{given.name}-evaluation.json").write_text(json.dumps(found, indent=2) + "\n")
+    print(json.dumps(found, indent=2))
+
+
+ORDER = (run_text, run_features, run_head, run_export, run_evaluate)
+STAGES = {stage.__name__.removeprefix("run_"): stage for stage in ORDER}
+
+
+def main() -> None:
+    """Runs the chosen stages."""
+    given = parse_arguments()
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(given.seed)
+    place = Workplace(given)
+    for stage in STAGES if given.stage == "all" else (given.stage,):
+        STAGES[stage](place)
+
+
+if __name__ == "__main__":
+    main()
