@@ -26,6 +26,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from scripts.embedded_pair import corpus, models, publish, tokenizer
 from scripts.train_eagle3 import __main__ as eagle3
 from scripts.train_eagle3 import features, own_text, training
+from specctl import Decoder
 
 SMALL_SHAPE = {"layers": 2, "hidden": 128, "intermediate": 352, "heads": 2, "kv_heads": 2}
 SHARES = {"arithmetic": 0.25, "strings": 0.17, "qa": 0.16, "code": 0.2, "prose": 0.1, "chat": 0.12}
@@ -129,8 +130,9 @@ def run_text(place: Workplace) -> None:
         own_text.Prompt(domain, prompt_ids(encoder, next(streams[domain]), rng))
         for domain in chosen
     ]
-    path, target = place.folder / "own_text.jsonl", place.model("target").to(torch.bfloat16)
-    own_text.write_rows(target, found, path, MAX_NEW_TOKENS, 1 << 60)
+    path, target = place.folder / "own_text.jsonl", place.folder / "export" / "target"
+    decoder = Decoder.from_pretrained(str(target), policy="ar", dtype="bfloat16", batch_size=64)
+    own_text.write_rows(decoder, found, path, MAX_NEW_TOKENS, 1 << 60)
     num_documents = int(given.num_prompts * CORPUS_FRAC / (1 - CORPUS_FRAC))
     ids = place.mixture(seed + 5).batch(num_documents, ROW_TOKENS).tolist()
     rows = [own_text.Row("corpus", tuple(row[:1]), tuple(row[1:])) for row in ids]

@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
+
+from specctl import Decoder
+from specctl.runtime.identity import load_tokenizer, quietly
 
 from . import evaluation, features, head, own_text, prompts, training
 
@@ -28,7 +31,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--stage", choices=(*STAGES, "all"), default="all", help="one stage, or all in order")
-    add("--target", type=Path, required=True, help="folder of the target")
+    add("--target", type=Path, required=True, help="folder or GGUF file of the target")
     add("--data", type=Path, required=True, help="folder of the prompts' data sets")
     add("--work-dir", type=Path, default=Path("work-head"), help="text, features, checkpoints, log")
     add("--num-tokens", type=int, default=1_000_000, help="of the target's own text")
@@ -62,11 +65,10 @@ class Workplace:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.folder = given, given.work_dir
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer = AutoTokenizer.from_pretrained(given.target)
+        self.tokenizer = load_tokenizer(given.target)
 
     def target(self) -> Any:
-        dtype = torch.bfloat16
-        model = AutoModelForCausalLM.from_pretrained(self.given.target, dtype=dtype)
+        model = quietly(AutoModelForCausalLM, self.given.target, dtype=torch.bfloat16)
         return model.eval().requires_grad_(requires_grad=False).to(self.given.device)
 
     def rows(self) -> list[own_text.Row]:
@@ -109,7 +111,10 @@ def run_text(place: Workplace) -> None:
     """Answers of the target to the prompts of the data sets."""
     found = prompts.chat_prompts(place.given.data, place.tokenizer)
     path, given = place.folder / "own_text.jsonl", place.given
-    own_text.write_rows(place.target(), found, path, given.max_new_tokens, given.num_tokens)
+    decoder = Decoder.from_pretrained(
+        str(given.target), policy="ar", device=given.device, dtype="bfloat16", batch_size=64
+    )
+    own_text.write_rows(decoder, found, path, given.max_new_tokens, given.num_tokens)
 
 
 def run_features(place: Workplace) -> None:

@@ -6,19 +6,19 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-SAMPLED_FRAC = 0.4
-SAMPLING = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 0}
-BATCH = 64
-WINDOW = 16 * BATCH  # prompts that are sorted by length before they are cut into batches
+from specctl import Decoder
+from specctl.runtime.requests import Request, Sampling
+
+SAMPLED_FRAC, TEMPERATURE = 0.4, 0.8
+SHOW_EVERY = 5_000  # tokens
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class Prompt:
         return int.from_bytes(digest[:6], "big") / 2**48
 
     @property
-    def is_sampled(self) -> bool:
-        """Whether the answer is sampled and not greedy."""
-        return self.draw * 997 % 1 < SAMPLED_FRAC
+    def sampling(self) -> Sampling:
+        """Two of five answers are sampled, the others are greedy."""
+        is_sampled = self.draw * 997 % 1 < SAMPLED_FRAC
+        return Sampling(TEMPERATURE, seed=int(self.draw * 2**48)) if is_sampled else Sampling()
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,12 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def write_rows(
-    target: Any, prompts: Sequence[Prompt], path: Path, max_new_tokens: int, num_tokens: int
+    decoder: Decoder, prompts: Sequence[Prompt], path: Path, max_new_tokens: int, num_tokens: int
 ) -> None:
     """Appends answers to prompts that the file does not hold yet, until it holds `num_tokens`.
 
     Args:
-        target: a causal LM of transformers, on any device.
+        decoder: of the target, under plain decoding.
         max_new_tokens: an answer's length limit, the end of text included.
         num_tokens: of answers in the file, at which the run ends.
     """
@@ -77,45 +78,24 @@ def write_rows(
     rows = read_rows(path)
     seen, num_found = {row.prompt_ids for row in rows}, sum(len(row.answer_ids) for row in rows)
     left = sorted((p for p in prompts if p.prompt_ids not in seen), key=lambda p: p.draw)
-    start, num_start = time.monotonic(), num_found
+    requests = [
+        Request(str(n), p.prompt_ids, max_new_tokens, sampling=p.sampling)
+        for n, p in enumerate(left)
+    ]
+    start, num_start, num_shown = time.monotonic(), num_found, num_found
     with path.open("a", encoding="utf-8") as file:
-        for batch in _batches(left):
+        for done in decoder.loop(requests).run(requests):
+            prompt = left[int(done.request.request_id)]
+            row = Row(prompt.source, prompt.prompt_ids, done.token_ids)
+            file.write(json.dumps(asdict(row)) + "\n")
+            num_found += len(done.token_ids)
+            if num_found - num_shown >= SHOW_EVERY or num_found >= num_tokens:
+                file.flush()
+                os.fsync(file.fileno())
+                rate, num_shown = (num_found - num_start) / (time.monotonic() - start), num_found
+                print(f"{num_found:,} tokens, {rate:.0f} tokens/s", flush=True)
             if num_found >= num_tokens:
                 return
-            for prompt, ids in zip(batch, _continued(target, batch, max_new_tokens), strict=True):
-                row = Row(prompt.source, prompt.prompt_ids, tuple(ids))
-                file.write(json.dumps(asdict(row)) + "\n")
-                num_found += len(ids)
-            file.flush()
-            os.fsync(file.fileno())
-            rate = (num_found - num_start) / (time.monotonic() - start)
-            print(f"{num_found:,} tokens, {rate:.0f} tokens/s", flush=True)
-
-
-def _batches(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
-    """Batches of prompts of similar length that are all greedy or all sampled."""
-    for first in range(0, len(prompts), WINDOW):
-        window = sorted(prompts[first : first + WINDOW], key=lambda p: len(p.prompt_ids))
-        for is_sampled in (False, True):
-            chosen = [p for p in window if p.is_sampled == is_sampled]
-            yield from (chosen[i : i + BATCH] for i in range(0, len(chosen), BATCH))
-
-
-@torch.inference_mode()
-def _continued(target: Any, batch: Sequence[Prompt], max_new_tokens: int) -> list[list[int]]:
-    width, eos = max(len(p.prompt_ids) for p in batch), target.config.eos_token_id
-    ids = torch.tensor([[eos] * (width - len(p.prompt_ids)) + [*p.prompt_ids] for p in batch])
-    mask = torch.tensor([[0] * (width - n) + [1] * n for n in (len(p.prompt_ids) for p in batch)])
-    torch.manual_seed(int(batch[0].draw * 2**32))
-    output = target.generate(
-        ids.to(target.device),
-        attention_mask=mask.to(target.device),
-        max_new_tokens=max_new_tokens,
-        pad_token_id=eos,
-        **(SAMPLING if batch[0].is_sampled else {"do_sample": False}),
-    )
-    answers = output[:, width:].tolist()
-    return [row[: row.index(eos) + 1] if eos in row else row for row in answers]
 
 
 def draft_ids(rows: Sequence[Row], vocab_size: int, size: int) -> Tensor:
