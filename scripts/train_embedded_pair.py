@@ -114,7 +114,7 @@ def run_target(place: Workplace) -> None:
         training.Schedule(num_steps),
         loss_at,
         place.folder / "target.pt",
-        lambda: models.validation_losses(model, held_out),
+        lambda _: models.validation_losses(model, held_out),
     )
     publish.write_model(place.model("target"), place.folder / "export" / "target")
     publish.write_tokenizer(place.tokenizer(), place.folder / "export" / "target")

@@ -53,6 +53,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--adam-lr", type=float, default=training.Schedule.adam_lr)
     add("--train-tokens", type=int, help="own text that is trained on, of the one that there is")
     add("--name", default="head", help="of the checkpoint and its log in the work folder")
+    add("--keep-every", type=int, default=600, help="steps between heads that are kept")
+    add("--drafter", type=Path, help="head to evaluate; by default the one that export wrote")
     add("--seed", type=int, default=11)
     add("--threads", type=int, default=2)
     add("--device", default="cpu")
@@ -152,14 +154,13 @@ def run_head(place: Workplace) -> None:
             "num_tokens": slots.numel(),
         }
 
+    def evaluate(num_steps: int) -> dict[str, Any]:
+        if num_steps % given.keep_every == 0:
+            head.save_head(drafter, place.folder / f"{given.name}-{num_steps}")
+        return evaluation.agreement(loss_of, held_out, given.device)
+
     schedule = training.Schedule(given.steps, muon_lr=given.muon_lr, adam_lr=given.adam_lr)
-    training.run(
-        drafter,
-        schedule,
-        loss_at,
-        path,
-        lambda: evaluation.agreement(loss_of, held_out, given.device),
-    )
+    training.run(drafter, schedule, loss_at, path, evaluate)
 
 
 def run_export(place: Workplace) -> None:
@@ -168,17 +169,17 @@ def run_export(place: Workplace) -> None:
     saved = torch.load(place.folder / f"{place.given.name}.pt", weights_only=True)
     drafter.load_state_dict(saved["model"])
     drafter.set_vocabulary(drafter.d2t)
-    head.save_head(drafter.to(torch.bfloat16), place.folder / f"{place.given.name}-export")
+    head.save_head(drafter, place.folder / f"{place.given.name}-export")
 
 
 def run_evaluate(place: Workplace) -> None:
     """Acceptance length on Spec-Bench prompts that were not trained on, by category."""
     given = place.given
-    folder = place.folder / f"{given.name}-export"
+    folder = given.drafter or place.folder / f"{given.name}-export"
     found = evaluation.acceptance(
         given.target, folder, given.data / "spec_bench_dev.jsonl", place.tokenizer, 1 << 20
     )
-    (place.folder / f"{given.name}-evaluation.json").write_text(json.dumps(found, indent=2) + "\n")
+    (folder / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2))
 
 

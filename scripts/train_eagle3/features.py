@@ -29,7 +29,7 @@ ROWS, FORWARD_ROWS = 256, 16
 def write_features(
     target: Any, rows: Sequence[Row], layers: Sequence[int], folder: Path, max_length: int
 ) -> None:
-    """Writes the files that the folder lacks; rows are cut at `max_length` tokens.
+    """Writes the files that the folder lacks or holds in part; rows are cut at `max_length` tokens.
 
     Args:
         target: a causal LM of transformers, on any device.
@@ -38,10 +38,9 @@ def write_features(
     folder.mkdir(parents=True, exist_ok=True)
     unembed = target.get_output_embeddings().weight
     for first in range(0, len(rows), ROWS):
-        path = folder / f"{first // ROWS:05d}.safetensors"
-        if path.exists():
+        path, chosen = folder / f"{first // ROWS:05d}.safetensors", rows[first : first + ROWS]
+        if path.exists() and len(safe_open(path, "pt").get_tensor("lengths")) == len(chosen):
             continue
-        chosen = rows[first : first + ROWS]
         ids = [torch.tensor((r.prompt_ids + r.answer_ids)[:max_length]) for r in chosen]
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}

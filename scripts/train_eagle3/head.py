@@ -165,8 +165,8 @@ def choose_slots(example: Example, slot_frac: float, generator: torch.Generator)
 
 
 def save_head(head: Eagle3Head, folder: Path) -> None:
-    """Writes `config.json`, with explicit layer ids in both places, and `model.safetensors`, both
-    in the official naming; the embedding stays with the target."""
+    """Writes `config.json`, with explicit layer ids in both places, and `model.safetensors` in
+    bfloat16, both in the official naming; the embedding stays with the target."""
     folder.mkdir(parents=True, exist_ok=True)
     config, state = head.config, head.state_dict()
     tensors: dict[str, Tensor] = {}
@@ -177,7 +177,9 @@ def save_head(head: Eagle3Head, folder: Path) -> None:
     member = torch.zeros(config.vocab_size, dtype=torch.bool)
     member[head.target_ids.cpu()] = True
     tensors |= {"d2t": head.d2t, "t2d": member}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        dtype = torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
+        tensors[name] = tensor.detach().to("cpu", dtype).contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     assert config.aux_layer_ids is not None
     ids = {"eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids)}
@@ -189,7 +191,7 @@ def save_head(head: Eagle3Head, folder: Path) -> None:
         **config.model_dump(exclude={"aux_layer_ids", "norm_before_residual"}),
         "rope_theta": config.rope_parameters["rope_theta"],
         "hidden_act": "silu",
-        "dtype": str(head.norm.dtype).removeprefix("torch."),
+        "dtype": "bfloat16",
         **ids,
         "eagle_config": {"use_aux_hidden_state": True, **ids},
     }

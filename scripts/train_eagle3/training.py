@@ -50,7 +50,7 @@ def run(
     schedule: Schedule,
     loss_at: Callable[[int], tuple[Tensor, dict[str, Any]]],
     path: Path,
-    evaluate: Callable[[], dict[str, Any]] = dict,
+    evaluate: Callable[[int], dict[str, Any]] = lambda _: {},
 ) -> None:
     """Trains the model in place from the checkpoint `path`, where there is one, to the last step.
 
@@ -58,7 +58,8 @@ def run(
 
     Args:
         loss_at: the loss of a step and values for its line of the log, `num_tokens` among them.
-        evaluate: values for a line of the log, every `EVAL_EVERY` steps and at the end.
+        evaluate: values after a number of steps for a line of the log, every `EVAL_EVERY` steps
+            and at the end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.with_suffix(".jsonl")
@@ -89,7 +90,7 @@ def run(
         if (step + 1) % 10 == 0 or is_last:
             write_line(log, {"loss": round(float(loss.detach()), 4), **facts, **done})
         if (step + 1) % EVAL_EVERY == 0 or is_last:
-            write_line(log, {"validation": evaluate(), "step": step + 1})
+            write_line(log, {"validation": evaluate(step + 1), "step": step + 1})
         if (step + 1) % SAVE_EVERY == 0 or is_last:
             states = [part.state_dict() for part in parts]
             state = {"model": model.state_dict(), "optimizer": states, "progress": done}
