@@ -1,4 +1,4 @@
-"""Chat prompts for a target's own text, from the data sets that docs/pair.md names."""
+"""Chat prompts for a target's own text, from a folder of data sets."""
 
 from __future__ import annotations
 
@@ -11,70 +11,9 @@ from typing import Any
 from .own_text import Prompt
 
 MAX_CHARACTERS = 1_100
-PASSAGES = (
-    "Summarize this passage: ",
-    "Rewrite in modern English: ",
-    "Explain what happens here: ",
-    "Continue this story: ",
-    "Translate to French: ",
+WORDINGS: dict[str, list[str]] = json.loads(
+    Path(__file__).with_name("wordings.json").read_text("utf-8")
 )
-QUESTIONS = (
-    "Explain {} in simple terms.",
-    "Write a short essay about {}.",
-    "Give me ten tips about {}.",
-    "Write a dialogue about {}.",
-    "What are common mistakes with {}?",
-    "Write an email to a friend about {}.",
-    "Compare two views on {}.",
-    "Make a table of facts about {}.",
-)
-TOPICS = [
-    "photosynthesis",
-    "gravity",
-    "budgeting",
-    "Python lists",
-    "the French Revolution",
-    "healthy breakfasts",
-    "machine learning",
-    "climate change",
-    "job interviews",
-    "travel to Japan",
-    "stock markets",
-    "dog training",
-    "writing poetry",
-    "SQL joins",
-    "HTTP",
-    "meditation",
-    "world war two",
-    "chess openings",
-    "black holes",
-    "gardening",
-    "the human heart",
-    "email etiquette",
-    "solar panels",
-    "renting a flat",
-    "public speaking",
-    "vaccines",
-    "jazz",
-    "the water cycle",
-    "marathon training",
-    "home insulation",
-    "volcanoes",
-    "git branches",
-    "negotiation",
-    "the Roman Empire",
-    "sourdough bread",
-    "photography",
-    "electric cars",
-    "time management",
-    "whales",
-    "statistics",
-    "sleep",
-    "customer service",
-    "castles",
-    "recycling",
-    "tennis",
-]
 
 
 def chat_prompts(folder: Path, tokenizer: Any) -> list[Prompt]:
@@ -110,9 +49,9 @@ def messages(folder: Path) -> Iterator[tuple[str, str]]:
         for passage in book.read_text("utf-8").split("\n\n"):
             text = passage.strip().replace("\n", " ")
             if 200 < len(text) < 900:
-                yield "book", rng.choice(PASSAGES) + text
-    for topic in TOPICS:
-        for question in QUESTIONS:
+                yield "book", rng.choice(WORDINGS["passages"]) + text
+    for topic in WORDINGS["topics"]:
+        for question in WORDINGS["questions"]:
             yield "topic", question.format(topic)
 
 
