@@ -89,11 +89,14 @@ class Workplace:
         return found
 
     def draft_ids(self, vocab_size: int) -> Tensor:
-        """Sorted target ids of the draft vocabulary, from the text that is trained on."""
-        rows = self.rows()
-        return own_text.draft_ids(
-            [rows[i] for i in self.train_numbers()], vocab_size, self.given.draft_vocab
-        )
+        """Sorted target ids of the draft vocabulary, from the text that the head first saw."""
+        path, given = self.folder / f"{self.given.name}-draft-ids.json", self.given
+        if not path.exists():
+            rows = self.rows()
+            seen = [rows[i] for i in self.train_numbers()]
+            ids = own_text.draft_ids(seen, vocab_size, given.draft_vocab)
+            path.write_text(json.dumps(ids.tolist()))
+        return torch.tensor(json.loads(path.read_text()))
 
     def layers(self, target: Any) -> tuple[int, ...]:
         """The target layers whose inputs are fused; by default those that serving engines take."""
