@@ -35,8 +35,8 @@ from specctl.runtime.identity import processor_name, weights_digest
 from specctl.runtime.load import NO_DIGEST
 
 logger = logging.getLogger(__name__)
-ROUNDS = 16
-"""Rounds of a wave, before those that the end of the text cuts."""
+ROUNDS, SLACK = 16, 16
+"""Timed rounds of a wave, and spare rounds of the other requests."""
 LONGEST = 16
 """Longest timed draft."""
 NUM_PASSES = 3
@@ -68,7 +68,8 @@ class Setup(NamedTuple):
 def own_setups(
     target: Path, drafter: Path | None, grid: ProfileGrid, num_threads: int | None
 ) -> list[Setup]:
-    """Servers of this process: plain, and of every draft length with and without verification."""
+    """Servers of this process: plain, of every draft length, and of the least and the most without
+    verification."""
     room = max(grid.context_tokens) + 8 * (ROUNDS + LONGEST)
     sizes: dict[str, Any] = {"context_tokens": room, "num_threads": num_threads}
     start = partial(OwnServer, target, slots=max(grid.batch_sizes), **sizes)
@@ -76,7 +77,8 @@ def own_setups(
     if drafter is None:
         return setups
     is_head = read_fields(drafter).get("general.architecture") == "eagle3"
-    for length in [size - 1 for size in grid.tokens if 1 < size <= LONGEST + 1]:
+    lengths = [size - 1 for size in grid.tokens if 1 < size <= LONGEST + 1]
+    for length in lengths:
         settings = LlamaServer(
             spec_type="draft-eagle3" if is_head else "draft-simple",
             spec_draft_model=str(drafter),
@@ -84,9 +86,10 @@ def own_setups(
             spec_synth_rates=(0.0,) * length,
             spec_draft_backend_sampling=False if is_head else None,
         )
-        # llama.cpp takes the second, and no policy means it.
-        unverified = settings.model_copy(update={"spec_draft_n_min": length + 1})
-        setups += [Setup(partial(start, one), length, True) for one in (settings, unverified)]
+        setups.append(Setup(partial(start, settings), length, drafts=True))
+        if length in (lengths[0], lengths[-1]):  # llama.cpp takes it, and no policy means it
+            unverified = settings.model_copy(update={"spec_draft_n_min": length + 1})
+            setups.append(Setup(partial(start, unverified), length, drafts=True))
     return setups
 
 
@@ -99,7 +102,8 @@ def measure(setups: Sequence[Setup], grid: ProfileGrid, vocab_size: int) -> tupl
         EngineError: too few waves are left.
     """
     num_passes = 1 if grid.quick else NUM_PASSES
-    batch_sizes = (1, 4) if grid.quick else grid.batch_sizes
+    is_given = "batch_sizes" in grid.model_fields_set or not grid.quick
+    batch_sizes = grid.batch_sizes if is_given else (1, 4)
     waves, build = list[Wave](), 0
     total = num_passes * len(setups) * len(grid.context_tokens) * len(batch_sizes)
     with progress("waves", total):
@@ -131,37 +135,44 @@ def measure(setups: Sequence[Setup], grid: ProfileGrid, vocab_size: int) -> tupl
 
 def wave(client: Client, setup: Setup, prompt: Sequence[int], size: int) -> Iterator[Wave]:
     """The rounds of a request that joins `size - 1` others, and the reading of its prompt if it is
-    alone."""
-    new_tokens = 1 + ROUNDS + (setup.length or 0)
+    alone.
+
+    The request runs twice, the second time for `ROUNDS` rounds more: their difference has neither
+    its first round nor its last ones, whose drafts the end of the text cuts.
+    """
+    tail = 2 + (setup.length or 0)
+    spare = 6 if setup.length is None else 1  # tokens of a round that the others may accept
     with ThreadPoolExecutor(size) as pool:
+        num_tokens = spare * (2 * tail + ROUNDS + SLACK)
         others = [
-            pool.submit(client.complete, prompt, 6 * new_tokens, ignore_eos=True)
+            pool.submit(client.complete, prompt, num_tokens, ignore_eos=True, reuses=True)
             for _ in range(size - 1)
         ]
         if others:  # returns when the prompts of the others have been read
-            client.complete(prompt, 2, ignore_eos=True)
-        found = client.complete(prompt, new_tokens, ignore_eos=True).timings
+            client.complete(prompt, 1, ignore_eos=True, reuses=True)
+        short, long = (
+            client.complete(prompt, tail + more, ignore_eos=True, reuses=True).timings
+            for more in (0, ROUNDS)
+        )
         is_full = not any(other.done() for other in others)
         for other in others:
             other.result()
-    rounds = found.predicted_n - 1 - found.draft_n_accepted
+    rounds = long.predicted_n - short.predicted_n - long.draft_n_accepted + short.draft_n_accepted
     if not is_full or rounds < 1:
         logger.info("a wave of %d ended early", size)
         return
-    drafted = found.draft_n / rounds
-    levels = drafted if setup.length is None else setup.length
-    whole = max(drafted, levels) if found.draft_n else 0.0  # of the others, far from their ends
+    drafted = (long.draft_n - short.draft_n) / rounds
     yield Wave(
         batch_size=size,
-        verified=size + drafted + (size - 1) * whole,
+        verified=size * (1 + drafted),
         prompt_tokens=0,
-        cached=size * (len(prompt) + found.predicted_n / 2),
-        levels=levels,
+        cached=size * (len(prompt) + (short.predicted_n + long.predicted_n) / 2),
+        levels=drafted if setup.length is None else setup.length,
         drafts=setup.drafts,
-        total_us=1e3 * found.predicted_ms / rounds,
+        total_us=1e3 * (long.predicted_ms - short.predicted_ms) / rounds,
     )
-    if size == 1:
-        yield Wave(1, 0.0, len(prompt), 0.0, 0.0, setup.drafts, 1e3 * found.prompt_ms)
+    if size == 1 and short.prompt_n > 1:
+        yield Wave(1, 0.0, short.prompt_n, 0.0, 0.0, setup.drafts, 1e3 * short.prompt_ms)
 
 
 def measure_clock(
@@ -198,7 +209,9 @@ def fit(waves: Sequence[Wave], build: int, target: Path, drafter: Path | None) -
     columns = {n: np.array([getattr(w, n) for w in waves]) * 1.0 for n in vars(waves[0])}
     is_held = np.arange(len(waves)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     used, held = ({n: of[rows] for n, of in columns.items()} for rows in (~is_held, is_held))
-    counts = rate_counts(used, used["drafts"] > 0)
+    sizes = np.unique(columns["verified"][columns["prompt_tokens"] == 0].round())
+    sizes = sizes[: len(sizes) * (len(sizes) > 1)]
+    counts = rate_counts(used, used["drafts"] > 0, sizes=sizes if sizes.size else None)
     facts = {
         "engine": "llama.cpp",
         "engine_version": f"build {build or 'unknown'}",
@@ -210,6 +223,7 @@ def fit(waves: Sequence[Wave], build: int, target: Path, drafter: Path | None) -
         "traces_digest": json_digest(canonical_json([vars(one) for one in waves])),
         "host_us": 0.0,
         "host_request_us": 0.0,
+        "verify_sizes": tuple(sizes.astype(int).tolist()),
     }
     rounds = {name: of[held["prompt_tokens"] == 0] for name, of in held.items()}
     return fit_rates({"total_us": counts["verify_us"] | counts["draft_us"]}, used, rounds, facts)

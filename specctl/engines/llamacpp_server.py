@@ -37,6 +37,8 @@ class Answer:
     """A completion."""
 
     text: str
+    tokens: tuple[int, ...]  # without the stop token; empty if the server does not say
+    ended: bool  # by itself, not at the limit
     timings: Timings
 
 
@@ -54,25 +56,36 @@ class Client:
         self.build = int(found[1]) if found else 0
 
     def complete(
-        self, prompt_ids: Sequence[int], max_tokens: int, *, ignore_eos: bool = False
+        self,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        *,
+        ignore_eos: bool = False,
+        reuses: bool = False,
     ) -> Answer:
         """The greedy completion of a prompt.
+
+        Args:
+            reuses: a slot that has read the prompt's beginning does not read it again.
 
         Raises:
             EngineError: no answer, the server's refusal, or an answer without times.
         """
         body = {
             "prompt": list(prompt_ids),
-            "max_tokens": max_tokens,
+            "n_predict": max_tokens,
             "temperature": 0,
-            "cache_prompt": False,
+            "cache_prompt": reuses,
             "ignore_eos": ignore_eos,
+            "return_tokens": True,
         }
-        text = self._get("/v1/completions", body)
+        text = self._get("/completion", body)
         try:
             found = json.loads(text)
-            return Answer(found["choices"][0]["text"], Timings.model_validate(found["timings"]))
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            timings = Timings.model_validate(found["timings"])
+            tokens, ended = tuple(found.get("tokens", ())), found.get("stop_type") == "eos"
+            return Answer(found["content"], tokens, ended, timings)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             problem = f"llama.cpp answers without times: {one_line(text)[:200]}"
             raise EngineError(problem) from error
 
@@ -106,7 +119,8 @@ class OwnServer(Client):
     """A server in this process, on the CPU.
 
     Args:
-        target: GGUF file. settings: its drafts; None for plain decoding.
+        target: GGUF file.
+        settings: its drafts, or a `--spec-type` that needs no drafter; None for plain decoding.
         slots: requests together. context_tokens: of each.
         exact: float32 caches and no flash attention, for texts that are equal.
         verbosity: of its log on standard error; 4 has acceptance by position, 5 every round.
@@ -118,7 +132,7 @@ class OwnServer(Client):
     def __init__(
         self,
         target: Path,
-        settings: LlamaServer | None,
+        settings: LlamaServer | str | None,
         *,
         slots: int = 1,
         context_tokens: int = 2048,
@@ -160,12 +174,15 @@ class OwnServer(Client):
         del self._server  # waits for its threads
 
 
-def set_drafts(speculative: Any, settings: LlamaServer) -> None:
+def set_drafts(speculative: Any, settings: LlamaServer | str) -> None:
     """Puts the flags of `llama-server` into `CommonParams.speculative` of `xllamacpp`."""
     from xllamacpp import common_speculative_type as kinds
 
-    name = settings.spec_type.upper().replace("-", "_")
-    speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{name}")]
+    name = settings if isinstance(settings, str) else settings.spec_type
+    word = name.upper().replace("-", "_")
+    speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{word}")]
+    if isinstance(settings, str):
+        return
     draft = speculative.draft
     draft.mparams.path = settings.spec_draft_model
     for name in ("n_max", "n_min", "p_min", "backend_sampling"):

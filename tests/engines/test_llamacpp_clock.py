@@ -38,15 +38,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, drafter
 
 
-def made_up(noise: float) -> list[Wave]:
-    """Waves of every kind, whose times follow `RATES`."""
+def made_up(noise: float, jump_us: float = 0.0) -> list[Wave]:
+    """Waves of every kind, whose times follow `RATES`; steps of two tokens or more cost `jump_us`
+    besides."""
     chance, waves = np.random.default_rng(0), list[Wave]()
     for batch in (1, 2, 4):
         for context in (64, 256):
             for length, verifies in [(0, True), *((k, v) for k in (1, 3, 8) for v in (1, 0))]:
                 verified, cached = batch * (1 + length * verifies), batch * context
                 counts = (1, batch, verified, cached, length > 0, length, length * batch)
-                us = float(np.dot(counts, list(RATES.values()))) * chance.normal(1, noise)
+                us = float(np.dot(counts, list(RATES.values()))) + jump_us * (verified > 1)
+                us *= chance.normal(1, noise)
                 waves.append(Wave(batch, verified, 0, cached, length, length > 0, us))
             waves.append(Wave(1, 0, context, 0, 0, True, 1020.0 + 300 * context))
     return waves
@@ -63,6 +65,16 @@ def test_rates_are_found(files: tuple[Path, Path]) -> None:
         assert float(model.round_us(steps)) == pytest.approx(expected, rel=0.05)
     assert model.held_out.total == pytest.approx(0, abs=0.03)
     assert model.verify_prompt_token_us + model.draft_prompt_token_us == pytest.approx(300, rel=0.1)
+
+
+def test_a_kernel_for_several_tokens_is_found(files: tuple[Path, Path]) -> None:
+    """A second token costs more than a third; a line through all sizes would miss plain steps."""
+    model = fit(made_up(0.01, jump_us=8000.0), 11549, *files)
+    plain_us, chain_us = (float(model.round_us(Steps(1, n, 128, 0, 1, 1))) for n in (1, 2))
+    assert plain_us == pytest.approx(900 + 120 + 350 + 2 * 128, rel=0.05)
+    assert chain_us - plain_us == pytest.approx(8350, rel=0.05)
+    assert float(model.prefill_us(256, drafts=False)) == pytest.approx(1020 + 300 * 256, rel=0.1)
+    assert model.held_out.median < 0.03
 
 
 def test_a_server_is_timed(files: tuple[Path, Path], tmp_path: Path) -> None:

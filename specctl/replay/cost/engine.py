@@ -12,6 +12,7 @@ neighbouring steps share the machine's other load, so a random split would flatt
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,12 +23,21 @@ from specctl.formatting import Table
 from specctl.logs.parquet import collected
 from specctl.replay.cost.files import validity
 from specctl.replay.cost.model import Floats, Steps
-from specctl.replay.cost.rates import STALL, EngineCost, Span, StepError, Support, dimensions
+from specctl.replay.cost.rates import (
+    STALL,
+    EngineCost,
+    Span,
+    StepError,
+    Support,
+    dimensions,
+    gaps_passed,
+)
 from specctl.stats import sums_by
 
 if TYPE_CHECKING:
     from specctl.logs.trace_set import TraceSet
 
+GAP = "verify_gap_us"
 MIN_STEPS = 50
 """Fewest different steps for a fit."""
 STRETCHES, HELD_OUT = 10, (2, 7)
@@ -113,19 +123,26 @@ def fit_engine(traces: TraceSet) -> EngineCost:
     return fit_rates(rate_counts(used, used["levels"] > 0), used, held, facts)
 
 
-def rate_counts(steps: Columns, reads_prompts: NDArray[np.bool_]) -> dict[str, Columns]:
+def rate_counts(
+    steps: Columns, reads_prompts: NDArray[np.bool_], *, sizes: Floats | None = None
+) -> dict[str, Columns]:
     """Of each part of a step's time, the counts of its rates.
 
     Args:
         reads_prompts: `[S]`, the drafter reads the step's prompt tokens.
+        sizes: see `EngineCost.verify_sizes`; None for one rate a token.
     """
+    tokens = {"verify_token_us": steps["verified"]}
+    if sizes is not None:
+        passed = gaps_passed(sizes, steps["verified"])
+        tokens = {f"{GAP} {number}": of for number, of in enumerate(passed.T)}
     batch, prompt, levels = steps["batch_size"], steps["prompt_tokens"], steps["levels"]
     one = np.ones_like(batch)
     return {
         "verify_us": {
             "verify_fixed_us": one,
             "verify_request_us": batch,
-            "verify_token_us": steps["verified"],
+            **tokens,
             "verify_prompt_token_us": prompt,
             "verify_cached_token_us": steps["cached"],
         },
@@ -154,6 +171,10 @@ def fit_rates(
         of_part = least_absolute(table, used[part], total_us).round(4)
         fitted_us += table @ of_part
         rates |= dict(zip(columns, of_part.tolist(), strict=True))
+    gaps = [rates.pop(name) for name in [*rates] if name.startswith(GAP)]
+    if gaps:  # beyond the last size, the slope from the middle one on
+        sizes, half = facts["verify_sizes"], len(gaps) // 2
+        rates["verify_token_us"] = sum(gaps[half:]) / (sizes[-1] - sizes[half])
     is_stall = total_us > STALL * fitted_us
     factor = round(float(total_us[~is_stall].sum() / fitted_us[~is_stall].sum()), 4)
     ranges = {
@@ -172,6 +193,7 @@ def fit_rates(
         num_stalls=int(is_stall.sum()),
         mean_over_median=factor,
         **{name: round(rate * factor, 4) for name, rate in rates.items()},
+        verify_gap_us=tuple(round(gap * factor, 4) for gap in gaps),
         support=Support(**ranges),
         held_out=StepError(num_steps=len(held["levels"]), **zeros),  # the next line's
     )
@@ -245,13 +267,15 @@ def _one_engine(traces: TraceSet) -> dict[str, Any]:
 
 def render_engine(model: EngineCost) -> list[Any]:
     """Rates, range and held-out error."""
-    names = [name for name in EngineCost.model_fields if name.endswith("_us")]
+    rates = {name: of for name, of in model if name.endswith("_us") and name != GAP}
+    gaps = zip(pairwise(model.verify_sizes), model.verify_gap_us, strict=True)
+    rates |= {f"verify {low} to {high} tokens": us for (low, high), us in gaps}
     table: Any = Table(
         f"us of a step of {model.engine} {model.engine_version}; {model.pair.target} + "
         f"{model.pair.drafter}, {model.dtype}, {model.device}; {model.num_steps} steps, "
         f"{model.num_prompt_steps} with prompts, {model.num_stalls} stalls",
         ("rate", "us"),
-        [(name.removesuffix("_us"), f"{getattr(model, name):.4g}") for name in names],
+        [(name.removesuffix("_us"), f"{us:.4g}") for name, us in rates.items()],
     )
     error = model.held_out
     return [

@@ -4,17 +4,19 @@ of an engine (`engine`)."""
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specctl.artifacts.manifest import Count, Digest, Name, PairFingerprint, UtcTime
 from specctl.errors import UsageError
 from specctl.policy.budgets import Microseconds
-from specctl.records import PositiveInt, Record
+from specctl.records import PositiveInt, Record, require
+from specctl.replay.config import Increasing
 from specctl.replay.cost.model import (
     SD_OF_MEAN,
     CostModel,
@@ -145,6 +147,13 @@ class Support(Record):
         )
 
 
+def gaps_passed(sizes: Floats, tokens: ArrayLike) -> Floats:
+    """The share `[..., G]` of each gap between increasing sizes that lies below a number of
+    tokens."""
+    into = np.asarray(tokens, np.float64)[..., None] - sizes[:-1]
+    return (into / np.diff(sizes)).clip(0, 1)
+
+
 def dimensions(steps: Steps) -> dict[str, tuple[str, ArrayLike]]:
     """Words and values of the quantities that `Support` has the range of."""
     batch = np.asarray(steps.batch_size, np.float64)
@@ -179,7 +188,8 @@ class EngineCost(RateCost):
 
     A step of B requests, n verified tokens, p tokens of prompts, c cached ones (all three over the
     batch) and L passes of the drafter costs `verify_fixed_us + B · verify_request_us
-    + n · verify_token_us + p · verify_prompt_token_us + c · verify_cached_token_us`, and
+    + n · verify_token_us + p · verify_prompt_token_us + c · verify_cached_token_us` (with
+    `verify_sizes`, the gaps up to n in place of `n · verify_token_us`), and
     `host_us + B · host_request_us` for the policy, the scheduler and the rest. A drafting step adds
     `draft_fixed_us + L · (level_us + B · level_request_us) + p · draft_prompt_token_us`. A level of
     W nodes counts as W requests. A prompt by itself is a step of its tokens.
@@ -208,13 +218,35 @@ class EngineCost(RateCost):
     level_request_us: Rate
     host_us: Rate
     host_request_us: Rate
+    # batch totals of verified tokens between which times are lines, and the time from each to the
+    # next; beyond the last, `verify_token_us` a token. Empty: `verify_token_us` for all tokens
+    verify_sizes: Increasing = ()
+    verify_gap_us: tuple[Rate, ...] = ()
     support: Support  # see `outside`
     held_out: StepError
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        num_gaps = max(len(self.verify_sizes) - 1, 0)
+        found = len(self.verify_gap_us)
+        require(found == num_gaps, f"verify_gap_us has {found} times, not {num_gaps}")
+        return self
+
+    def part_us(self, part: str, sizes: ArrayLike, batch: ArrayLike, context: ArrayLike) -> Floats:
+        us = super().part_us(part, sizes, batch, context)
+        if part != "verify" or not self.verify_sizes:
+            return us
+        known = np.asarray(self.verify_sizes, np.float64)
+        tokens = np.asarray(batch, np.float64) * np.asarray(sizes)
+        gaps_us: Floats = gaps_passed(known, tokens) @ np.asarray(self.verify_gap_us)
+        more_us: Floats = np.maximum(tokens - known[-1], 0) * self.verify_token_us
+        return us + gaps_us + more_us
 
     @cached_property
     def rates(self) -> dict[str, Rates]:
         host = Rates(self.host_us, self.host_request_us, 0.0, 0.0)
-        request, token = self.verify_request_us, self.verify_token_us
+        request = self.verify_request_us
+        token = 0.0 if self.verify_sizes else self.verify_token_us  # see `part_us`
         verify = Rates(self.verify_fixed_us, request, token, self.verify_cached_token_us)
         read, also_read = self.verify_prompt_token_us, self.draft_prompt_token_us
         prompt = Rates(verify.fixed + host.fixed, request + host.request, read, 0.0)
@@ -263,9 +295,9 @@ class EngineCost(RateCost):
                 hint="log the engine at that load, and fit again with specctl profile --from",
             )
         prompt = np.asarray(steps.prompt_tokens, np.float64)
-        more_us = self.verify_prompt_token_us - self.verify_token_us
         also_us = np.where(np.asarray(steps.levels) > 0, self.draft_prompt_token_us, 0.0)
-        return super().round_us(steps) + prompt * (more_us + also_us)
+        rounds = replace(steps, num_tokens=np.asarray(steps.num_tokens) - prompt)
+        return super().round_us(rounds) + prompt * (self.verify_prompt_token_us + also_us)
 
     def outside(self, steps: Steps) -> list[OutOfRange]:
         spans: dict[str, Span] = dict(self.support)
