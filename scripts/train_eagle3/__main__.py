@@ -2,7 +2,7 @@
 
     python -m scripts.train_eagle3 --target DIR --data DIR --work-dir work-head
 
-The stages text, features, head, export and evaluate run in this order; each reads the files of the
+The stages text, features, head and evaluate run in this order; each reads the files of the
 stages before it and goes on where it was stopped.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,13 @@ from specctl.runtime.identity import load_tokenizer, quietly
 from . import evaluation, features, head, own_text, prompts, training
 
 
-def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line, or words in its place."""
+def new_parser(text: str | None, stages: Iterable[str]) -> argparse.ArgumentParser:
+    """A command line of the stages, with the arguments that the trainers of all pairs share."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--stage", choices=(*STAGES, "all"), default="all", help="one stage, or all in order")
-    add("--target", type=Path, required=True, help="folder or GGUF file of the target")
-    add("--data", type=Path, required=True, help="folder of the prompts' data sets")
+    add("--stage", choices=(*stages, "all"), default="all", help="one stage, or all in order")
     add("--work-dir", type=Path, default=Path("work-head"), help="text, features, checkpoints, log")
     add("--num-tokens", type=int, default=1_000_000, help="of the target's own text")
     add("--max-new-tokens", type=int, default=256, help="of an answer")
@@ -54,11 +53,11 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--train-tokens", type=int, help="own text that is trained on, of the one that there is")
     add("--name", default="head", help="of the checkpoint and its log in the work folder")
     add("--keep-every", type=int, default=600, help="steps between heads that are kept")
-    add("--drafter", type=Path, help="head to evaluate; by default the one that export wrote")
+    add("--drafter", type=Path, help="head to evaluate; by default the last one")
     add("--seed", type=int, default=11)
     add("--threads", type=int, default=2)
     add("--device", default="cpu")
-    return parser.parse_args(words)
+    return parser
 
 
 class Workplace:
@@ -67,7 +66,10 @@ class Workplace:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.folder = given, given.work_dir
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer = load_tokenizer(given.target)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return load_tokenizer(self.given.target)
 
     def target(self) -> Any:
         model = quietly(AutoModelForCausalLM, self.given.target, dtype=torch.bfloat16)
@@ -76,6 +78,14 @@ class Workplace:
     def rows(self) -> list[own_text.Row]:
         """All text of the target so far."""
         return own_text.read_rows(self.folder / "own_text.jsonl")
+
+    def write_text(self, found: Sequence[own_text.Prompt]) -> None:
+        """Text of the target that continues the prompts."""
+        given, path = self.given, self.folder / "own_text.jsonl"
+        decoder = Decoder.from_pretrained(
+            str(given.target), policy="ar", device=given.device, dtype="bfloat16", batch_size=64
+        )
+        own_text.write_rows(decoder, found, path, given.max_new_tokens, given.num_tokens)
 
     def train_numbers(self) -> list[int]:
         """Numbers of the rows to train on: none that is held out."""
@@ -106,20 +116,22 @@ class Workplace:
     def features(self, target: Any) -> Path:
         return self.folder / ("features-" + "-".join(map(str, self.layers(target))))
 
+    def trained_head(self, num_steps: int | None = None) -> Path:
+        """The folder of a head that training kept, by default the last one."""
+        return self.folder / f"{self.given.name}-{num_steps or self.given.steps}"
+
     def new_head(self, target: Any) -> Any:
         ids, given = self.draft_ids(target.config.vocab_size), self.given
         size, layers = given.intermediate_size, self.layers(target)
         return head.new_head(target, ids.to(given.device), size, layers).to(given.device)
 
 
+Stage = Callable[[Workplace], None]
+
+
 def run_text(place: Workplace) -> None:
     """Answers of the target to the prompts of the data sets."""
-    found = prompts.chat_prompts(place.given.data, place.tokenizer)
-    path, given = place.folder / "own_text.jsonl", place.given
-    decoder = Decoder.from_pretrained(
-        str(given.target), policy="ar", device=given.device, dtype="bfloat16", batch_size=64
-    )
-    own_text.write_rows(decoder, found, path, given.max_new_tokens, given.num_tokens)
+    place.write_text(prompts.chat_prompts(place.given.data, place.tokenizer))
 
 
 def run_features(place: Workplace) -> None:
@@ -146,10 +158,10 @@ def run_head(place: Workplace) -> None:
     path = place.folder / f"{given.name}.pt"
     done = torch.load(path, weights_only=True)["progress"]["step"] if path.exists() else 0
     batches = train.batches(given.rows, given.seed, done)
-    generator = torch.Generator().manual_seed(given.seed + done)
 
     def loss_at(step: int) -> tuple[Tensor, dict[str, Any]]:
         example = next(batches).to(given.device)
+        generator = torch.Generator().manual_seed(given.seed + step)
         slots = head.choose_slots(example, given.slot_frac, generator)
         loss, agreements = loss_of(example, slots)
         return loss, {
@@ -158,46 +170,41 @@ def run_head(place: Workplace) -> None:
         }
 
     def evaluate(num_steps: int) -> dict[str, Any]:
-        if num_steps % given.keep_every == 0:
-            head.save_head(drafter, place.folder / f"{given.name}-{num_steps}")
+        if num_steps % given.keep_every == 0 or num_steps == given.steps:
+            head.save_head(drafter, place.trained_head(num_steps))
         return evaluation.agreement(loss_of, held_out, given.device)
 
     schedule = training.Schedule(given.steps, muon_lr=given.muon_lr, adam_lr=given.adam_lr)
     training.run(drafter, schedule, loss_at, path, evaluate)
 
 
-def run_export(place: Workplace) -> None:
-    """Writes the head as a checkpoint folder in bfloat16."""
-    drafter = place.new_head(place.target())
-    saved = torch.load(place.folder / f"{place.given.name}.pt", weights_only=True)
-    drafter.load_state_dict(saved["model"])
-    drafter.set_vocabulary(drafter.d2t)
-    head.save_head(drafter, place.folder / f"{place.given.name}-export")
-
-
 def run_evaluate(place: Workplace) -> None:
     """Acceptance length on Spec-Bench prompts that were not trained on, by category."""
     given = place.given
-    folder = given.drafter or place.folder / f"{given.name}-export"
-    found = evaluation.acceptance(
-        given.target, folder, given.data / "spec_bench_dev.jsonl", place.tokenizer, 1 << 20
-    )
-    (folder / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found, indent=2))
+    rows = evaluation.bench_rows(given.data / "spec_bench_dev.jsonl", place.tokenizer)
+    folder = given.drafter or place.trained_head()
+    found = json.dumps(evaluation.acceptance(given.target, folder, rows), indent=2)
+    (folder / "evaluation.json").write_text(found + "\n")
+    print(found)
 
 
-ORDER = (run_text, run_features, run_head, run_export, run_evaluate)
-STAGES = {stage.__name__.removeprefix("run_"): stage for stage in ORDER}
-
-
-def main() -> None:
-    """Runs the chosen stages."""
-    given = parse_arguments()
+def run_stages(given: argparse.Namespace, stages: Mapping[str, Stage]) -> None:
+    """Runs the chosen stage, or all in order."""
     torch.set_num_threads(given.threads)
     torch.manual_seed(given.seed)
     place = Workplace(given)
-    for stage in STAGES if given.stage == "all" else (given.stage,):
-        STAGES[stage](place)
+    for name in stages if given.stage == "all" else (given.stage,):
+        stages[name](place)
+
+
+def main() -> None:
+    """Trains a head for the target that the command line names."""
+    order = (run_text, run_features, run_head, run_evaluate)
+    stages = {stage.__name__.removeprefix("run_"): stage for stage in order}
+    parser = new_parser(__doc__, stages)
+    parser.add_argument("--target", type=Path, required=True, help="its folder or GGUF file")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prompts' data sets")
+    run_stages(parser.parse_args(), stages)
 
 
 if __name__ == "__main__":

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from specctl.answers import is_correct
 from specctl.runtime.api import Decoder
 
 from .features import FeatureRows
 from .head import HeadLoss, choose_slots
 from .own_text import Prompt
-from .prompts import chat_ids
+from .prompts import chat_ids, read_lines
 
 HELD_OUT_FRAC, HELD_OUT_BENCH_FRAC = 0.02, 0.5
 POLICIES = ("chain:num_draft_tokens=4", "eagle2:depth=8:num_tokens=60:top_k=10")
@@ -46,35 +47,39 @@ def agreement(loss_of: HeadLoss, rows: FeatureRows, device: str) -> dict[str, An
     }
 
 
-def acceptance(
-    target: Path, drafter: Path, prompts: Path, tokenizer: Any, num_prompts: int
-) -> dict[str, Any]:
-    """Acceptance length of specctl's own runtime, greedy, by policy and category.
+def bench_rows(path: Path, tokenizer: Any) -> list[dict[str, Any]]:
+    """First turns of Spec-Bench's held-out questions: `category` and `prompt`."""
+    rows = [{"category": r["category"], "prompt": r["turns"][0]} for r in read_lines(path)]
+    prompts = [Prompt("spec_bench", chat_ids(tokenizer, row["prompt"])) for row in rows]
+    return [row for row, prompt in zip(rows, prompts, strict=True) if is_held_out(prompt)]
+
+
+def acceptance(target: Path, drafter: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Acceptance length of specctl's own runtime, greedy, by policy and category; the share of
+    right answers where there are any to compare with.
 
     Args:
-        prompts: in Spec-Bench's format, of which the held-out ones are used, first turns alone.
+        rows: `category` and `prompt`, with `raw` one that goes without the chat template, and
+            perhaps an `answer`, as in the embedded pair's prompts.
     """
-    rows = [json.loads(line) for line in prompts.read_text("utf-8").splitlines()]
-    chosen = [
-        row
+    asked = [
+        row["prompt"] if row.get("raw") else [{"role": "user", "content": row["prompt"]}]
         for row in rows
-        if is_held_out(Prompt("spec_bench", chat_ids(tokenizer, row["turns"][0])))
-    ][:num_prompts]
-    asked = [[{"role": "user", "content": row["turns"][0]}] for row in chosen]
-    found: dict[str, Any] = {"num_prompts": len(chosen), "max_new_tokens": MAX_NEW_TOKENS}
+    ]
+    found: dict[str, Any] = {"num_prompts": len(rows), "max_new_tokens": MAX_NEW_TOKENS}
     for policy in POLICIES:
         decoder = Decoder.from_pretrained(
             str(target), str(drafter), policy=policy, dtype="float32", batch_size=8
         )
         done = list(decoder.generate(asked, max_new_tokens=MAX_NEW_TOKENS))
-        groups: dict[str, list[Any]] = defaultdict(list)
-        for row, completion in zip(chosen, done, strict=True):
+        sums: dict[str, Counter[str]] = defaultdict(Counter)
+        for row, completion in zip(rows, done, strict=True):
+            m = completion.metrics
             for name in (row["category"], "all"):
-                groups[name].append(completion.metrics)
-        found[policy] = {name: _length(metrics) for name, metrics in sorted(groups.items())}
-    return found
-
-
-def _length(metrics: list[Any]) -> float:
-    accepted, calls = (sum(getattr(m, name) for m in metrics) for name in ("num_accepted", "calls"))
-    return float(round(1 + accepted / calls, 3))
+                sums[name] += Counter(accepted=m.num_accepted, calls=m.calls)
+        found[policy] = {
+            name: round(1 + s["accepted"] / s["calls"], 3) for name, s in sorted(sums.items())
+        }
+    pairs = zip(rows, done, strict=True)
+    right = [is_correct(one.text, row["answer"]) for row, one in pairs if "answer" in row]
+    return found | ({"right_frac": round(sum(right) / len(right), 3)} if right else {})

@@ -36,13 +36,13 @@ def chat_ids(tokenizer: Any, message: str) -> tuple[int, ...]:
 
 def messages(folder: Path) -> Iterator[tuple[str, str]]:
     """Pairs of a data set's name and a user's message, of any length."""
-    for row in _lines(folder / "instructions.jsonl"):
+    for row in read_lines(folder / "instructions.jsonl"):
         yield row["source"], row["prompt"]
-    for row in _lines(folder / "gsm8k_train.jsonl"):
+    for row in read_lines(folder / "gsm8k_train.jsonl"):
         yield "gsm8k", row["question"]
-    for row in _lines(folder / "spec_bench_dev.jsonl"):
+    for row in read_lines(folder / "spec_bench_dev.jsonl"):
         yield "spec_bench", row["turns"][0]
-    for row in _lines(folder / "humaneval_dev.jsonl"):
+    for row in read_lines(folder / "humaneval_dev.jsonl"):
         yield "humaneval", f"Complete this Python function.\n```python\n{row['prompt']}\n```"
     rng = random.Random(0)
     for book in sorted(folder.glob("*.txt")):
@@ -55,6 +55,6 @@ def messages(folder: Path) -> Iterator[tuple[str, str]]:
             yield "topic", question.format(topic)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text("utf-8").splitlines():
-        yield json.loads(line)
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON lines file."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
