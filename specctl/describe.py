@@ -49,10 +49,8 @@ def describe_named(what: str) -> Answer:
         return _traces(what)
     if (path / "config.json").is_file():
         return _artifact(str(path))
-    if path.is_file():
-        return _engine_file(path)
-    if path.is_dir():
-        raise _unknown(str(path), kind_of(os.listdir(path)))
+    if path.exists():
+        return _exported(path)
     raise _unknown(what, "no folder" if named is None else "a name without its version")
 
 
@@ -67,22 +65,23 @@ def _bucket(what: str, place: str) -> Answer:
     raise _unknown(what, "a registry, or a name in one without its version")
 
 
-def _engine_file(path: Path) -> Answer:
+def _exported(path: Path) -> Answer:
+    """A file of `specctl export`, or a folder of them."""
     from specctl.engines.engine import label_of
     from specctl.engines.export import read_exported
 
     found = read_exported(path)
-    if found is None:
-        raise _unknown(str(path), "a file that `specctl export` does not write")
-    engine, policy = found
-    data = {"engine": engine.name, "policy": policy.model_dump(mode="json")}
-    return Answer(data, [f"{engine.title}: {label_of(policy)}"])
+    if not found:
+        other = "a file that `specctl export` does not write"
+        raise _unknown(str(path), kind_of(os.listdir(path)) if path.is_dir() else other)
+    data = {engine.name: policy.model_dump(mode="json") for engine, policy in found}
+    return Answer(data, [f"{engine.title}: {label_of(policy)}" for engine, policy in found])
 
 
 def _unknown(what: str, found: str) -> InputError:
     return InputError(
         f"{what} is {found}, but must be the folder of an artifact (config.json) or of traces "
-        "(trace.json), a file of `specctl export`, or PLACE/NAME@ALIAS of a registry",
+        "(trace.json), what `specctl export` wrote, or PLACE/NAME@ALIAS of a registry",
         hint="check the path; `specctl registry show NAME` has the versions of a name",
     )
 

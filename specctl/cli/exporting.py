@@ -124,22 +124,26 @@ def export(
     )
     written = engine.write(judged.chosen, serving)
     lines = command_lines(engine, written, served)
-    parts += [list(lines), *written.notes, *_files(written, out)]
+    parts += [list(lines), *written.notes, *_files(engine, written, out)]
     return Answer({**judged.to_json(), **vars(written), "made": [*written.made]}, parts)
 
 
-def _files(written: Export, out: Path | None) -> list[Any]:
-    """Writes an engine's files; without a folder, returns the text of those that have one."""
+def _files(engine: Engine, written: Export, out: Path | None) -> list[Any]:
+    """Writes an engine's files in place of earlier ones; without a folder, returns the text of
+    those that have one."""
     from specctl.durable import prepare_folder, write_whole
 
     files = written.files
     if out is None:
         return [[f"{name}:", *content.splitlines()] for name, content in files.items()]
     prepare_folder(out, "folder of the engine's files")
+    for name, make in written.made.items():  # a model that is refused leaves no flags behind
+        make(out / name)
+    for name in engine.files:  # of an earlier export
+        if name not in files:
+            (out / name).unlink(missing_ok=True)
     for name, content in files.items():
         write_whole(out / name, content.encode(), name)
-    for name, make in written.made.items():
-        make(out / name)
     return [f"wrote {out / name}" for name in (*files, *written.made)]
 
 

@@ -16,7 +16,7 @@ from specctl.cli.options import (
 )
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
-from specctl.errors import ClockError
+from specctl.errors import ClockError, EngineError
 from specctl.progress import progress, set_chunk_threads
 from specctl.records import PositiveInt, option
 from specctl.replay.config import (
@@ -88,6 +88,7 @@ def profile(
         refuse_ignored({"--url": bool(url)}, "it is for --engine llamacpp")
     check_place(out, COST_MODEL)
     model: TableCost | EngineCost
+    has_failed = False
     if traces:
         from specctl.logs.trace_set import TraceSet
         from specctl.replay.cost.engine import fit_engine, render_engine
@@ -101,7 +102,8 @@ def profile(
         from specctl.replay.cost.engine import render_engine
 
         refuse_ignored({"--policy": bool(policy)}, "llama.cpp decides by itself")
-        model = measure_clock(setup.target, setup.drafter, url or (), grid, setup.threads)
+        timed = measure_clock(setup.target, setup.drafter, url or (), grid, setup.threads)
+        model, has_failed = timed
         facts, shown = model.model_dump(mode="json"), render_engine(model)
     else:
         from specctl.collect.prompts import load_prompts
@@ -125,6 +127,8 @@ def profile(
     save_cost_model(model, out)
 
     def end() -> None:
+        if has_failed:
+            raise EngineError(f"{out} lacks the waves of servers that failed, named above")
         if model.failed_check is not None:
             raise typer.Exit(ClockError.exit_code)
 

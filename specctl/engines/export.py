@@ -24,7 +24,7 @@ from specctl.engines.llamacpp_flags import LLAMACPP
 from specctl.engines.sglang_flags import SGLANG
 from specctl.engines.transformers_flags import TRANSFORMERS
 from specctl.engines.vllm_flags import VLLM
-from specctl.errors import EngineError, UsageError, check_choice
+from specctl.errors import EngineError, UsageError, check_choice, reason_of
 from specctl.formatting import count
 from specctl.policy import (
     PerRequest,
@@ -409,9 +409,10 @@ def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> En
             engine.title, notes=(f"{engine.title} does not run {losses[0]}.{near}",)
         )
     try:
-        serving = Serving(drafter_of(source.named, drafter, None), reference=source.reference_of)
+        served, of = target_of(source.named, target), drafter_of(source.named, drafter, None)
+        serving = Serving(of, reference=source.reference_of, target=served)
         written = engine.write(source.policy, serving)
-        lines = [*command_lines(engine, written, target_of(source.named, target))]
+        lines = [*command_lines(engine, written, served)]
     except (EngineError, UsageError) as error:
         return EngineSettings(
             engine.title, notes=(f"Nothing to set in {engine.title} yet: {error}.",)
@@ -423,18 +424,23 @@ def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> En
     return EngineSettings(engine.title, lines, (*reason, *written.notes))
 
 
-def read_exported(path: Path) -> tuple[Engine, Policy] | None:
-    """The engine of an exported file, by its name, and the policy in it and the files beside it.
-
-    Returns:
-        None for other names.
+def read_exported(path: Path) -> list[tuple[Engine, Policy]]:
+    """The engine of an exported file, by its name, and the policy in it and the files beside it; or
+    the engines of a folder's files. Other names have none.
 
     Raises:
         EngineError: settings that the engine would reject, or that are no policy of specctl.
     """
+    folder = path if path.is_dir() else path.parent
+    names, policies = set(os.listdir(path) if path.is_dir() else [path.name]), []
     for engine in ENGINES.values():
-        if path.name in engine.files:
-            beside = [path.with_name(name) for name in engine.files]
-            found = {one.name: one.read_text("utf-8") for one in beside if one.is_file()}
-            return engine, engine.read(found)
-    return None
+        if not names.isdisjoint(engine.files):
+            beside = [folder / name for name in engine.files]
+            try:
+                found = {one.name: one.read_text("utf-8") for one in beside if one.is_file()}
+            except (OSError, ValueError) as error:
+                raise EngineError(
+                    f"a file in {folder} cannot be read: {reason_of(error)}"
+                ) from error
+            policies.append((engine, engine.read(found)))
+    return policies

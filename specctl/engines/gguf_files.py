@@ -201,19 +201,24 @@ def target_facts(target: Path) -> tuple[Any, Fields]:
 # --------------------------------------------------------------------------- files
 
 
-def check_pair(target: Path, drafter: Path) -> None:
-    """Raises `ModelConfigError` for files of different pairs, at which llama.cpp may end the
-    process."""
-    ours, theirs = read_fields(target), read_fields(drafter)
-    arch = ours.get("general.architecture")
-    tokens = "tokenizer.ggml.tokens"
-    rules = {"another tokenizer": ours.get(tokens) == theirs.get(tokens)}
+def check_pair(target: Path, drafter: Path | None) -> Any:
+    """The sizes of a target's file.
+
+    Raises:
+        ModelError: a file that cannot be read, or a target without a tokenizer.
+        ModelConfigError: files of different pairs, at which llama.cpp may end the process.
+    """
+    facts, ours = target_facts(target)
+    if drafter is None:
+        return facts
+    theirs, tokens = read_fields(drafter), "tokenizer.ggml.tokens"
+    rules = {"another tokenizer": ours[tokens] == theirs.get(tokens)}
     if theirs.get("general.architecture") == "eagle3":
-        width, layers = theirs["eagle3.target_hidden_size"], theirs["eagle3.target_layers"]
-        num_layers = ours.get(f"{arch}.block_count", 0)
+        width = theirs.get("eagle3.target_hidden_size")
+        layers = theirs.get("eagle3.target_layers") or [0]
         rules |= {
-            f"target states of width {width}": width == ours.get(f"{arch}.embedding_length"),
-            f"target layers {layers}": max(layers) <= num_layers,
+            f"target states of width {width}": width == facts.hidden_size,
+            f"target layers {layers}": 0 < max(layers) <= facts.num_hidden_layers,
         }
     for wrong, holds in rules.items():
         if not holds:
@@ -221,6 +226,7 @@ def check_pair(target: Path, drafter: Path) -> None:
                 f"drafter {drafter} is of another pair than {target}: it has {wrong}",
                 hint="export the drafter again, with this --target",
             )
+    return facts
 
 
 def renamed(

@@ -62,7 +62,6 @@ class Setup(NamedTuple):
 
     start: Callable[[], Client]  # or opens a running one
     length: int | None  # draft tokens of a round; None: of its answers
-    drafts: bool  # it has a drafter
 
 
 def own_setups(
@@ -73,7 +72,7 @@ def own_setups(
     room = max(grid.context_tokens) + 8 * (ROUNDS + LONGEST)
     sizes: dict[str, Any] = {"context_tokens": room, "num_threads": num_threads}
     start = partial(OwnServer, target, slots=max(grid.batch_sizes), **sizes)
-    setups = [Setup(partial(start, None), 0, drafts=False)]
+    setups = [Setup(partial(start, None), 0)]
     if drafter is None:
         return setups
     is_head = read_fields(drafter).get("general.architecture") == "eagle3"
@@ -86,51 +85,73 @@ def own_setups(
             spec_synth_rates=(0.0,) * length,
             spec_draft_backend_sampling=False if is_head else None,
         )
-        setups.append(Setup(partial(start, settings), length, drafts=True))
+        setups.append(Setup(partial(start, settings), length))
         if length in (lengths[0], lengths[-1]):  # llama.cpp takes it, and no policy means it
             unverified = settings.model_copy(update={"spec_draft_n_min": length + 1})
-            setups.append(Setup(partial(start, unverified), length, drafts=True))
+            setups.append(Setup(partial(start, unverified), length))
     return setups
 
 
-def measure(setups: Sequence[Setup], grid: ProfileGrid, vocab_size: int) -> tuple[list[Wave], int]:
-    """The waves of every server, and the build of llama.cpp.
+def running(url: str, target: Path) -> Client:
+    """A running server; `EngineError` if it serves another file."""
+    client = Client(url)
+    if client.model not in ("", target.name):
+        raise EngineError(
+            f"{url} serves {client.model}, and --target is {target.name}",
+            hint="give the files of the running servers",
+        )
+    return client
 
-    A server that does not start or dies loses its own waves alone, with a warning.
+
+def measure(
+    setups: Sequence[Setup], grid: ProfileGrid, vocab_size: int, *, drafts: bool
+) -> tuple[list[Wave], str, bool]:
+    """The waves of every server, the builds of llama.cpp in words, and whether a server failed.
+
+    A server that does not start or dies loses its own later waves alone, with a warning.
 
     Raises:
-        EngineError: too few waves are left.
+        EngineError: too few waves are left, or none with drafts.
     """
     num_passes = 1 if grid.quick else NUM_PASSES
     is_given = "batch_sizes" in grid.model_fields_set or not grid.quick
     batch_sizes = grid.batch_sizes if is_given else (1, 4)
-    waves, build = list[Wave](), 0
+    waves, builds, short = list[Wave](), set[int](), set[int]()
+    failures = dict[Setup, EngineError]()  # the first of each server
     total = num_passes * len(setups) * len(grid.context_tokens) * len(batch_sizes)
     with progress("waves", total):
         for number in range(num_passes):
             for setup in setups if number % 2 == 0 else setups[::-1]:
                 try:
                     with closing(setup.start()) as client:
-                        build = client.build
                         for context in grid.context_tokens:
                             prompt = [3 + 7 * i % (vocab_size - 3) for i in range(context)]
                             for size in batch_sizes:
-                                waves += wave(client, setup, prompt, size)
+                                found = [*wave(client, setup, prompt, size)]
+                                builds.add(client.build)
+                                short |= set() if found else {size}
+                                waves += found
                                 advance("waves")
                 except EngineError as error:
-                    logger.warning("waves are lost: %s", error)
+                    failures.setdefault(setup, error)
+    reasons = dict.fromkeys(map(str, failures.values()))
+    if not waves and len(reasons) == 1:
+        raise failures.popitem()[1]
+    for failure in reasons:
+        logger.warning("waves are lost: %s", failure)
+    for size in sorted(short):
+        logger.warning("waves are lost: %d requests did not run together", size)
+    hint = "the warnings name lost ones; time more lengths, batch sizes or contexts"
     if len(waves) < MIN_POINTS:
         raise EngineError(
-            f"{len(waves)} waves of llama.cpp were timed, and a clock needs {MIN_POINTS}",
-            hint="the warnings name lost ones; time more lengths, batch sizes or contexts",
+            f"{len(waves)} waves of llama.cpp were timed, and a clock needs {MIN_POINTS}", hint=hint
         )
-    if build != CHECKED_BUILD:
-        logger.warning(
-            "llama.cpp %s; specctl was checked with build %d",
-            f"build {build}" if build else "does not state its build",
-            CHECKED_BUILD,
-        )
-    return waves, build
+    if drafts and not any(one.levels for one in waves):
+        raise EngineError("no wave of llama.cpp was timed with drafts", hint=hint)
+    build = f"build {' and '.join(str(one or 'unknown') for one in sorted(builds))}"
+    if builds != {CHECKED_BUILD}:
+        logger.warning("llama.cpp of %s; specctl was checked with %d", build, CHECKED_BUILD)
+    return waves, build, bool(failures)
 
 
 def wave(client: Client, setup: Setup, prompt: Sequence[int], size: int) -> Iterator[Wave]:
@@ -158,27 +179,27 @@ def wave(client: Client, setup: Setup, prompt: Sequence[int], size: int) -> Iter
         for other in others:
             other.result()
     rounds = long.predicted_n - short.predicted_n - long.draft_n_accepted + short.draft_n_accepted
-    if not is_full or rounds < 1:
-        logger.info("a wave of %d ended early", size)
+    if not is_full or rounds < 1 or long.predicted_ms <= short.predicted_ms:
         return
     drafted = (long.draft_n - short.draft_n) / rounds
+    levels = drafted if setup.length is None else setup.length
     yield Wave(
         batch_size=size,
         verified=size * (1 + drafted),
         prompt_tokens=0,
         cached=size * (len(prompt) + (short.predicted_n + long.predicted_n) / 2),
-        levels=drafted if setup.length is None else setup.length,
-        drafts=setup.drafts,
+        levels=levels,
+        drafts=levels > 0,
         total_us=1e3 * (long.predicted_ms - short.predicted_ms) / rounds,
     )
     if size == 1 and short.prompt_n > 1:
-        yield Wave(1, 0.0, short.prompt_n, 0.0, 0.0, setup.drafts, 1e3 * short.prompt_ms)
+        yield Wave(1, 0.0, short.prompt_n, 0.0, 0.0, levels > 0, 1e3 * short.prompt_ms)
 
 
 def measure_clock(
     target: str, drafter: str, urls: Sequence[str], grid: ProfileGrid, num_threads: int | None
-) -> EngineCost:
-    """The cost model of llama.cpp with a pair of GGUF files.
+) -> tuple[EngineCost, bool]:
+    """The cost model of llama.cpp with a pair of GGUF files, and whether a server failed.
 
     Args:
         drafter: `none` times plain decoding alone. urls: running servers; none starts own ones.
@@ -195,26 +216,28 @@ def measure_clock(
                 "--drafter (or --drafter none)",
             )
     head = files[1] if len(files) > 1 else None
-    if head is not None:
-        check_pair(files[0], head)
-    running = [Setup(partial(Client, url), None, drafts=True) for url in urls]
-    setups = running or own_setups(files[0], head, grid, num_threads)
-    vocab_size = len(read_fields(files[0])["tokenizer.ggml.tokens"])
-    waves, build = measure(setups, grid, vocab_size)
-    return fit(waves, build, files[0], head)
+    vocab_size = check_pair(files[0], head).vocab_size
+    setups = [Setup(partial(running, url, files[0]), None) for url in urls]
+    setups = setups or own_setups(files[0], head, grid, num_threads)
+    waves, build, has_failed = measure(setups, grid, vocab_size, drafts=head is not None)
+    return fit(waves, build, files[0], head), has_failed
 
 
-def fit(waves: Sequence[Wave], build: int, target: Path, drafter: Path | None) -> EngineCost:
-    """The cost model of waves, with its error at every fifth, held out."""
+def fit(waves: Sequence[Wave], build: str, target: Path, drafter: Path | None) -> EngineCost:
+    """The cost model of waves, with its error at every fifth of those with rounds, held out."""
     columns = {n: np.array([getattr(w, n) for w in waves]) * 1.0 for n in vars(waves[0])}
-    is_held = np.arange(len(waves)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+    is_round = columns["prompt_tokens"] == 0
+    is_held = is_round & (np.cumsum(is_round) % HELD_OUT_EVERY == 0)
     used, held = ({n: of[rows] for n, of in columns.items()} for rows in (~is_held, is_held))
     sizes = np.unique(columns["verified"][columns["prompt_tokens"] == 0].round())
     sizes = sizes[: len(sizes) * (len(sizes) > 1)]
-    counts = rate_counts(used, used["drafts"] > 0, sizes=sizes if sizes.size else None)
+    reads = used["drafts"] > 0
+    if reads[used["prompt_tokens"] > 0].all():  # nothing tells the drafter's part
+        reads[:] = False
+    counts = rate_counts(used, reads, sizes=sizes if sizes.size else None)
     facts = {
         "engine": "llama.cpp",
-        "engine_version": f"build {build or 'unknown'}",
+        "engine_version": build,
         "device": processor_name(),
         "dtype": package()
         .LlamaFileType(read_fields(target).get("general.file_type", 0))
@@ -225,8 +248,7 @@ def fit(waves: Sequence[Wave], build: int, target: Path, drafter: Path | None) -
         "host_request_us": 0.0,
         "verify_sizes": tuple(sizes.astype(int).tolist()),
     }
-    rounds = {name: of[held["prompt_tokens"] == 0] for name, of in held.items()}
-    return fit_rates({"total_us": counts["verify_us"] | counts["draft_us"]}, used, rounds, facts)
+    return fit_rates({"total_us": counts["verify_us"] | counts["draft_us"]}, used, held, facts)
 
 
 def fingerprint(target: Path, drafter: Path | None) -> PairFingerprint:

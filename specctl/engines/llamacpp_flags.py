@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from specctl.engines.engine import (
     Engine,
     Export,
+    GgufWeights,
     MeanRound,
     Method,
     Serving,
@@ -39,7 +40,7 @@ from specctl.policy import (
 from specctl.policy.family import Depth, Length
 from specctl.records import PositiveInt, Probability, Record, require
 
-FILE = "llama-server.json"
+FILE, GGUF = "llama-server.json", ".gguf"
 CHECKED_BUILD = 11549
 RENAMED = {
     "--draft": "--spec-draft-n-max",
@@ -56,9 +57,10 @@ TYPES: dict[Method, str] = {"eagle3": "draft-eagle3", "draft_model": "draft-simp
 class LlamaServer(Record):
     """Flags of `llama-server`, underscores for hyphens; of build 11549."""
 
-    spec_type: Literal["draft-eagle3", "draft-simple"]
-    spec_draft_model: Annotated[str, Field(min_length=1)]  # path of a GGUF file
-    spec_draft_n_max: Depth
+    model: str | None = None  # path of the target's GGUF file, if it is known
+    spec_type: Literal["draft-eagle3", "draft-simple"] | None = None  # None decodes plainly
+    spec_draft_model: Annotated[str, Field(min_length=1)] | None = None  # path of a GGUF file
+    spec_draft_n_max: Depth | None = None
     spec_draft_n_min: Length = 0
     spec_draft_p_min: Probability = 0.0
     # Several requests at once: sampling in the backend loses most drafts of EAGLE-3.
@@ -69,8 +71,12 @@ class LlamaServer(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        most, rates = self.spec_draft_n_max, self.spec_synth_rates
+        most, rates = self.spec_draft_n_max or 0, self.spec_synth_rates
+        drafts = (self.spec_type, self.spec_draft_model, self.spec_draft_n_max)
+        whole = len({one is None for one in drafts}) == 1
+        require(whole, "spec_type, spec_draft_model and spec_draft_n_max go together")
         require(self.spec_draft_n_min <= most, f"spec_draft_n_min must not exceed {most}")
+        require(most > 0 or not self.spec_draft_p_min, "spec_draft_p_min needs spec_type")
         if rates is not None:
             require(len(rates) == most, f"spec_synth_rates needs {most} rates, found {len(rates)}")
             falls = all(low <= high for high, low in pairwise(rates))
@@ -79,21 +85,23 @@ class LlamaServer(Record):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Words of the command line; defaults are left out."""
+        """Words of the command line behind `--model`; defaults are left out."""
         words: list[str] = []
-        for name, value in self.model_dump(exclude_defaults=True).items():
+        for name, value in self.model_dump(exclude_defaults=True, exclude={"model"}).items():
             flag = name.replace("_", "-")
             if isinstance(value, bool):
                 words.append(f"--{flag}" if value else f"--no-{flag}")
             elif isinstance(value, tuple):
                 words += [f"--{flag}", ",".join(f"{one:.6f}" for one in value)]
             else:
-                words += [f"--{flag}", f"{value:g}" if isinstance(value, float) else str(value)]
+                words += [f"--{flag}", str(value)]
         return tuple(words)
 
     @property
     def shape(self) -> Shape:
         """The drafts of these flags."""
+        if self.spec_draft_n_max is None:
+            return RootOnly()
         if self.spec_draft_p_min == 0 and self.spec_draft_n_min <= 1:
             return Chain(num_draft_tokens=self.spec_draft_n_max)
         return TopProbability(
@@ -128,60 +136,66 @@ def nearest(shape: Shape, mean: MeanRound | None) -> Shape | None:
 def write(policy: Policy, serving: Serving) -> Export:
     """Flags, the same as a file, and the GGUF files of a pair that has none."""
     shape, target = policy.shape, serving.target
+    fields: dict[str, Any] = {"parallel": serving.max_batch_size}
     files: dict[str, Callable[[Path], None]] = {}
-    notes: list[str] = []
-    if target is not None and Path(target).is_dir():
-        files["target.gguf"] = partial(_write, target, serving, None)
-        target = serving.path("target.gguf")
+    notes, model = list[str](), ""
     if isinstance(shape, RootOnly):
         notes.append("llama.cpp decodes plainly without --spec-type.")
-        return Export(notes=tuple(notes), made=files, target=target)
-    if isinstance(shape, Chain):
-        shape = TopProbability(window=shape.num_draft_tokens)
-    assert isinstance(shape, TopProbability), "another shape is lost"
-    drafter = serving.drafter_for("llama.cpp", TYPES)
-    is_head, model, slots = drafter.method == "eagle3", drafter.model, serving.max_batch_size
-    if not model.endswith(".gguf"):
-        if serving.target is None:
-            raise EngineError(
-                "a drafter's GGUF file has the target's tokenizer, and the target is not named",
-                hint="give --target, a folder or a GGUF file",
+    else:
+        drafter = serving.drafter_for("llama.cpp", TYPES)
+        model, is_head = drafter.model, drafter.method == "eagle3"
+        if not model.endswith(GGUF):
+            if target is None:
+                raise EngineError(
+                    "a drafter's GGUF file has the target's tokenizer, and the target is not named",
+                    hint="give --target, a folder or a GGUF file",
+                )
+            files["drafter.gguf"] = partial(_write, model, serving.weights, target)
+            model = serving.path("drafter.gguf")
+        if isinstance(shape, Chain):
+            shape = TopProbability(window=shape.num_draft_tokens)
+        assert isinstance(shape, TopProbability), "another shape is lost"
+        fields |= {
+            "spec_type": TYPES[drafter.method],
+            "spec_draft_model": model,
+            "spec_draft_n_max": shape.window,
+            "spec_draft_n_min": shape.min_draft_tokens,
+            "spec_draft_p_min": shape.threshold,
+            "spec_synth_rates": serving.synthetic_rates,
+        }
+        if is_head and serving.max_batch_size != 1:
+            fields["spec_draft_backend_sampling"] = False
+            notes.append(
+                "With --spec-draft-backend-sampling, its default, build 11549 drafts wrongly for "
+                "several requests at once: an EAGLE-3 head lost half of its accepted tokens."
             )
-        files["drafter.gguf"] = partial(_write, model, serving, Path(serving.target))
-        model = serving.path("drafter.gguf")
-    elif target is not None and os.path.isfile(target) and os.path.isfile(model):
+    if target is not None and not target.endswith(GGUF):
+        files["target.gguf"] = partial(_write, target, serving.weights, None)
+        target = serving.path("target.gguf")
+    elif target is not None and os.path.isfile(target):
         from specctl.engines.gguf_files import check_pair
 
-        check_pair(Path(target), Path(model))
+        check_pair(Path(target), Path(model) if os.path.isfile(model) else None)
     if files and serving.folder is None:
         notes.append(f"With --out, {' and '.join(files)} are written.")
-    fields: dict[str, Any] = {
-        "spec_type": TYPES[drafter.method],
-        "spec_draft_model": model,
-        "spec_draft_n_max": shape.window,
-        "spec_draft_n_min": shape.min_draft_tokens,
-        "spec_draft_p_min": shape.threshold,
-        "parallel": slots,
-        "spec_synth_rates": serving.synthetic_rates,
-    }
-    if is_head and slots != 1:
-        fields["spec_draft_backend_sampling"] = False
-        notes.append(
-            "With --spec-draft-backend-sampling, its default, build 11549 drafts wrongly for "
-            "several requests at once: an EAGLE-3 head lost half of its accepted tokens."
-        )
     if serving.synthetic_rates is not None:
         notes.append("Acceptances are made up: time them, and do not read the answers.")
-    settings = made(LlamaServer, fields, "flags of llama-server")
+    settings = made(LlamaServer, fields | {"model": target}, "flags of llama-server")
     content = {FILE: as_json(settings, indent=2) + "\n"}
     return Export(settings.flags, files=content, notes=tuple(notes), made=files, target=target)
 
 
-def _write(source: str, serving: Serving, target: Path | None, path: Path) -> None:
+def _write(model: str, weights: GgufWeights, target: str | None, path: Path) -> None:
     """Writes a model's GGUF file; `target` of a drafter."""
     from specctl.engines.gguf_files import write_model
+    from specctl.runtime.load import model_folder
 
-    write_model(Path(source), path, serving.weights, target=target)
+    folder, of = (
+        None if name is None else model_folder(name, embedded_default="target")
+        for name in (model, target)
+    )
+    assert folder is not None, "a model has a name"
+    write_model(folder, path, weights, target=of)
 
 
 def read_file(text: str) -> LlamaServer:

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from specctl.engines.llamacpp_flags import LlamaServer
 from specctl.errors import EngineError, one_line, reason_of
 
-TIMEOUT_S = 600.0
-"""Longest wait for an answer."""
+TIMEOUT_S, LONGEST_S = 30.0, 600.0
+"""Longest waits: for a page, and for a completion."""
+START = "start llama-server, and give its address"
+Count = Annotated[int, Field(ge=0)]
+Milliseconds = Annotated[float, Field(gt=0)]
 
 
 class Timings(BaseModel):
     """`timings` of an answer."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-    prompt_n: int
-    prompt_ms: float
-    predicted_n: int
-    predicted_ms: float  # from the first token on
-    draft_n: int = 0
-    draft_n_accepted: int = 0
+    prompt_n: Count
+    prompt_ms: Milliseconds
+    predicted_n: Count
+    predicted_ms: Milliseconds  # from the first token on
+    draft_n: Count = 0
+    draft_n_accepted: Count = 0
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,25 @@ class Client:
 
     Attributes:
         build: of llama.cpp; 0 if it does not say.
+        model: name of its GGUF file; empty if it does not say.
+
+    Raises:
+        EngineError: no answer, or that of another server.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
-        props = json.loads(self._get("/props"))
-        found = re.match(r"b(\d+)", str(props.get("build_info", "")))
+        page = self._get("/props")
+        try:
+            props = dict(json.loads(page))
+        except (TypeError, ValueError) as error:
+            raise EngineError(
+                f"{self._url} is no llama-server: its /props are {one_line(page)[:40]!r}",
+                hint=START,
+            ) from error
+        found = re.match(r"b(\d+)", str(props.get("build_info")))
         self.build = int(found[1]) if found else 0
+        self.model = os.path.basename(str(props.get("model_path", "")))
 
     def complete(
         self,
@@ -97,21 +114,23 @@ class Client:
         """Ends a server that this process started."""
 
     def _get(self, path: str, body: Any = None) -> str:
-        data = None if body is None else json.dumps(body).encode()
+        data, wait_s = None, TIMEOUT_S
+        if body is not None:
+            data, wait_s = json.dumps(body).encode(), LONGEST_S
         request = urllib.request.Request(
             self._url + path, data, {"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            with urllib.request.urlopen(request, timeout=wait_s) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             why = one_line(error.read(500).decode(errors="replace"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             inner = getattr(error, "reason", error)  # of a URLError
             why = reason_of(inner) if isinstance(inner, Exception) else str(inner)
         raise EngineError(
             f"{self._url}{path}: no answer of llama.cpp: {why}",
-            hint="start llama-server with --metrics, and give its address",
+            hint=START,
         )
 
 
@@ -168,7 +187,8 @@ class OwnServer(Client):
                 hint="its own log on standard error has the reason",
             ) from error
         super().__init__(self._server.listening_address)
-        self.build = int(str(xllamacpp.__version__).rpartition(".")[2])
+        if found := re.fullmatch(r"\d+\.\d+\.(\d+)", str(xllamacpp.__version__)):
+            self.build = int(found[1])  # its /props have none
 
     def close(self) -> None:
         del self._server  # waits for its threads
@@ -179,6 +199,8 @@ def set_drafts(speculative: Any, settings: LlamaServer | str) -> None:
     from xllamacpp import common_speculative_type as kinds
 
     name = settings if isinstance(settings, str) else settings.spec_type
+    if name is None:
+        return
     word = name.upper().replace("-", "_")
     speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{word}")]
     if isinstance(settings, str):

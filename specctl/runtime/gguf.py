@@ -54,10 +54,11 @@ def _read(path: Path) -> tuple[Fields, tuple[str, ...]]:
     try:
         stat = os.stat(path)
         return _read_once(path, stat.st_mtime_ns, stat.st_size)
-    except (OSError, ValueError, IndexError, KeyError, OverflowError) as error:
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {reason_of(error)}") from error
+    except (ValueError, IndexError, KeyError, OverflowError) as error:  # in words of numpy
         raise ModelError(
-            f"{path} is no readable GGUF file, but cut off or damaged: {reason_of(error)}",
-            hint="download or write it again",
+            f"{path} is no GGUF file, or cut off or damaged", hint="download or write it again"
         ) from error
 
 

@@ -78,7 +78,11 @@ LIGHT: list[tuple[int, str, str]] = [
     (INPUT, "run empty.txt", "empty.txt has no prompt"),
     (INPUT, "replay nofolder -p ar", "nofolder is no trace set: no such folder;"),
     (INPUT, "traces verify nofolder", "a folder that `specctl collect` wrote"),
-    (MODEL, "run p.txt --target ./nonexist", "no folder here, no hub id (owner/name)"),
+    (
+        MODEL,
+        "run p.txt --target ./nonexist",
+        "no folder here, no GGUF file (NAME.gguf), no hub id (owner/name)",
+    ),
 ]
 """Refused before torch is imported, hence at once."""
 

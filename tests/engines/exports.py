@@ -61,6 +61,20 @@ WRONG_SGLANG: dict[str, tuple[Any, bool]] = {
     "a batch size in other digits": ({"²": {"candidate_steps": [3]}}, True),
 }
 """Adaptive files, and whether SGLang refuses them too, or else takes them without a word."""
+WRONG_LLAMACPP: dict[str, dict[str, Any]] = {
+    "a probability above 1": {"spec_draft_p_min": 1.5},
+    "a probability below 0": {"spec_draft_p_min": -0.5},
+    "a longer least than most": {"spec_draft_n_min": 4},
+    "no draft token": {"spec_draft_n_max": 0},
+    "true for a number": {"spec_draft_n_max": True},
+    "another type": {"spec_type": "eagle3"},
+    "drafts without a type": {"spec_type": None},
+    "rates of another length": {"spec_synth_rates": [0.5]},
+    "rates that rise": {"spec_synth_rates": [0.5, 0.6, 0.1]},
+    "an unknown flag": {"spec_draft_depth": 3},
+    "a removed flag": {"draft_max": 3},
+}
+"""Flags to add to those of a chain of 3, which llama.cpp refuses or takes without a word."""
 
 
 def exported(engine: str, policy: Policy | str, **settings: Any) -> Export:

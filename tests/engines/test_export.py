@@ -11,6 +11,7 @@ import pytest
 from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, EngineSettings, MeanRound, Serving
 from specctl.engines.export import ENGINES, Source, drafter_of, read_source
+from specctl.engines.llamacpp_flags import FILE as LLAMACPP_FILE
 from specctl.engines.settings import FILE_NAME, PluginSettings, TraceSettings
 from specctl.engines.sglang_flags import ADAPTIVE_FILE
 from specctl.engines.vllm_flags import CONFIG_FILE, VLLM
@@ -22,7 +23,16 @@ from specctl.runtime.words import NamedPolicy, resolve_policy, words_of
 from tests.artifacts.examples import POLICIES, write_artifact
 from tests.cli.command import COST, USAGE, passes, refuses, specctl
 from tests.cli.command import write_artifact as embedded_artifact
-from tests.engines.exports import CASES, HEAD, SCHEDULE, TAILED, WRONG_SGLANG, WRONG_VLLM, exported
+from tests.engines.exports import (
+    CASES,
+    HEAD,
+    SCHEDULE,
+    TAILED,
+    WRONG_LLAMACPP,
+    WRONG_SGLANG,
+    WRONG_VLLM,
+    exported,
+)
 from tests.replay.logs import random_traces
 from tests.report.examples import ladder_results
 
@@ -35,11 +45,16 @@ ENGINE = 8
 
 
 @pytest.mark.parametrize(("engine", "words"), CASES)
-def test_what_is_written_reads_back_as_the_policy(engine: str, words: str) -> None:
+def test_show_tells_the_policy_of_an_exported_folder(
+    engine: str, words: str, tmp_path: Path
+) -> None:
     policy = resolve_policy(words).policy
     written = exported(engine, policy)
-    if written.files:  # plain decoding and SGLang's static drafts have none
-        assert ENGINES[engine].read(written.files) == policy
+    for name, content in written.files.items():
+        (tmp_path / name).write_text(content)
+    if written.files:  # plain decoding of others and SGLang's static drafts have none
+        shown = json.loads(passes("show", tmp_path, "--json").out)
+        assert Policy.model_validate_json(json.dumps(shown[engine])) == policy
     assert set(written.files) <= set(ENGINES[engine].files)
     assert words_of(policy) == words
 
@@ -98,6 +113,11 @@ LOST = (
     ("sglang", "threshold:depth=3:top_k=2:num_tokens=9", "choice of threshold", None),
     ("sglang", "eagle2:depth=5:top_k=8:num_tokens=250", "nodes above 128",
       "eagle2:depth=5:top_k=8:num_tokens=128"),
+    ("llamacpp", "chain+ratio", "sampled drafts", "chain"),
+    ("llamacpp", "eagle2", "the choice of eagle2", "chain:num_draft_tokens=6"),
+    ("llamacpp", "confidence:window=5", "among the ten likeliest", "p_min:threshold=0.4:window=5"),
+    ("llamacpp", TAILED, "lengths by batch size", "chain:num_draft_tokens=5"),
+    ("llamacpp", "adasd_stop:window=5", "the choice of adasd_stop", None),
     ("transformers", "eagle2", "the choice of eagle2", "chain:num_draft_tokens=6"),
     ("transformers", TAILED, "lengths of larger batches", "chain:num_draft_tokens=5"),
     ("transformers", "confidence:keep_last=false", "without their last uncertain", "confidence"),
@@ -171,6 +191,13 @@ def test_adaptive_files_that_sglang_would_refuse_or_misread(case: str) -> None:
         ENGINES["sglang"].read({ADAPTIVE_FILE: json.dumps(WRONG_SGLANG[case][0])})
 
 
+@pytest.mark.parametrize("case", WRONG_LLAMACPP)
+def test_flags_that_llamacpp_would_refuse_or_misread(case: str) -> None:
+    chain = json.loads(exported("llamacpp", "chain:num_draft_tokens=3").files[LLAMACPP_FILE])
+    with pytest.raises(EngineError, match=LLAMACPP_FILE):
+        ENGINES["llamacpp"].read({LLAMACPP_FILE: json.dumps(chain | WRONG_LLAMACPP[case])})
+
+
 def test_batches_below_sglang_s_first_key_take_its_settings() -> None:
     """Its own choice among several lengths is no policy of ours."""
     late = json.dumps({"4": {"candidate_steps": [3]}, "16": {"candidate_steps": [1]}})
@@ -195,8 +222,10 @@ def test_files_and_flags_of_vllm(tmp_path: Path) -> None:
     config = json.loads((tmp_path / CONFIG_FILE).read_text())
     assert (config["method"], config["num_speculative_tokens"]) == ("eagle3", 5)
     assert (Path(config["model"]) / "config.json").is_file()
-    for name in (FILE_NAME, CONFIG_FILE):
-        assert passes("show", tmp_path / name).out == f"vLLM: {words}\n"
+    for place in (tmp_path, tmp_path / FILE_NAME, tmp_path / CONFIG_FILE):
+        assert passes("show", place).out == f"vLLM: {words}\n"
+    passes("export", "chain", "--to", "vllm", "--drafter", "embedded", "-o", tmp_path)
+    assert passes("show", tmp_path).out == "vLLM: chain\n"  # without the plugin's file
 
 
 def test_the_drafter_is_that_of_the_artifact_or_given(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from specctl.collect.dense.collection import collect_dense
 from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, Serving
 from specctl.engines.gguf_files import check_pair, write_model
-from specctl.engines.llamacpp_flags import FILE, LLAMACPP, LlamaServer, read_file
+from specctl.engines.llamacpp_flags import FILE, LLAMACPP, RENAMED, LlamaServer, read_file
 from specctl.engines.llamacpp_server import Answer, OwnServer
 from specctl.errors import EngineError, ModelConfigError, ModelError
 from specctl.logs.importing import import_file
@@ -31,6 +33,7 @@ from specctl.replay.rounds import Rounds, replay
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from specctl.runtime.words import resolve_policy
+from tests.engines.exports import AS_IT_IS, exported
 from tests.engines.vllm_engine import ids_of, packaged
 
 NUM_PROMPTS, NEW_TOKENS = 60, 48
@@ -216,12 +219,63 @@ def test_smaller_weights_load(weights: str, ground: Ground, tmp_path: Path) -> N
     assert answer.timings.draft_n_accepted > 0
 
 
+PARSE = """
+import ctypes, json, sys, xllamacpp
+library = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
+parse = library._Z19common_params_parseiPPcR13common_params13llama_examplePFviS0_E
+for words in json.load(sys.stdin):
+    params, words = xllamacpp.CommonParams(), [b"llama-server", *map(str.encode, words)]
+    place = ctypes.c_void_p(id(params) + object.__basicsize__)
+    taken = parse(len(words), (ctypes.c_char_p * (len(words) + 1))(*words), place, 12, None)
+    speculative, draft = params.speculative, params.speculative.draft
+    found = {"n_max": draft.n_max, "n_min": draft.n_min, "p_min": draft.p_min}
+    found |= {"backend_sampling": draft.backend_sampling, "model": draft.mparams.path}
+    found |= {"parallel": params.n_parallel, "synth_rates": list(speculative.synth_rates)}
+    print(json.dumps(found if taken & 255 else None))
+"""
+"""Reads command lines with the parser of llama-server, which the wheel exports without a name in
+Python; 12 is its `LLAMA_EXAMPLE_SERVER`."""
+RATES = (0.9, 0.6, 0.123457)
+
+
+def test_llama_server_s_parser_takes_the_flags() -> None:
+    """Values come out as exported; flags under removed names are refused, and their names since
+    are taken."""
+    cases = [(words, None) for words in AS_IT_IS["llamacpp"]]
+    cases += [("chain:num_draft_tokens=3", RATES), ("p_min:threshold=0.123456789", None)]
+    lines, expected = [], list[dict[str, object] | None]()
+    for words, rates in cases:
+        written = exported("llamacpp", words, max_batch_size=4, synthetic_rates=rates)
+        lines.append(["--model", "t.gguf", *written.flags])
+        of = read_file(written.files[FILE])
+        expected.append(
+            {
+                "n_max": 3 if of.spec_draft_n_max is None else of.spec_draft_n_max,  # its default
+                "n_min": of.spec_draft_n_min,
+                "p_min": float(np.float32(of.spec_draft_p_min)),
+                "backend_sampling": of.spec_draft_backend_sampling is not False,
+                "model": of.spec_draft_model or "",
+                "parallel": 4,
+                "synth_rates": list(of.spec_synth_rates or ()),
+            }
+        )
+    for removed, flag in RENAMED.items():
+        lines += [["--model", "t.gguf", name, "2"] for name in (removed, flag)]
+    child = [sys.executable, "-c", PARSE]
+    run = subprocess.run(child, input=json.dumps(lines).encode(), capture_output=True, check=True)
+    found = [json.loads(line) for line in run.stdout.splitlines() if line[:1] in b"{n"]
+    assert found[: len(expected)] == expected
+    renamed = found[len(expected) :]
+    assert [one is None for one in renamed] == [True, False] * len(RENAMED)
+    assert all(flag.encode() in run.stderr for flag in RENAMED.values())
+
+
 def test_files_of_another_pair_are_refused(ground: Ground, tmp_path: Path) -> None:
     """By ours while they are written, or else by llama.cpp when it loads them."""
     cut, other, head = (tmp_path / f"{name}.gguf" for name in ("cut", "other", "head"))
     cut.write_bytes(ground.target.read_bytes()[:5000])
     write_model(embedded_path("small"), other, "q8_0", target=ground.target)
-    with pytest.raises(ModelError, match="no readable GGUF file"):
+    with pytest.raises(ModelError, match="no GGUF file, or cut off"):
         write_model(embedded_path("eagle3"), head, "q8_0", target=cut)
     with pytest.raises(ModelConfigError, match="hidden_size 256"):
         write_model(embedded_path("eagle3"), head, "q8_0", target=other)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +16,7 @@ import pytest
 pytest.importorskip("gguf", reason="no gguf here; make engines has it")
 
 from specctl.embedded import embedded_path
-from specctl.engines.gguf_files import write_model
+from specctl.engines.gguf_files import write_gguf, write_model
 from specctl.engines.llamacpp_clock import Wave, fit
 from specctl.errors import EngineError
 from specctl.replay.cost.files import load_cost_model
@@ -56,7 +62,7 @@ def made_up(noise: float, jump_us: float = 0.0) -> list[Wave]:
 
 def test_rates_are_found(files: tuple[Path, Path]) -> None:
     """Chains that were not timed cost what they should; a level differs from a token."""
-    model = fit(made_up(0.02), 11549, *files)
+    model = fit(made_up(0.02), "build 11549", *files)
     for batch, length, tested in ((1, 5, 6), (3, 2, 1), (4, 6, 2)):
         verified, cached = batch * (1 + tested), batch * 128
         counts = (1, batch, verified, cached, 1, length, length * batch)
@@ -69,7 +75,7 @@ def test_rates_are_found(files: tuple[Path, Path]) -> None:
 
 def test_a_kernel_for_several_tokens_is_found(files: tuple[Path, Path]) -> None:
     """A second token costs more than a third; a line through all sizes would miss plain steps."""
-    model = fit(made_up(0.01, jump_us=8000.0), 11549, *files)
+    model = fit(made_up(0.01, jump_us=8000.0), "build 11549", *files)
     plain_us, chain_us = (float(model.round_us(Steps(1, n, 128, 0, 1, 1))) for n in (1, 2))
     assert plain_us == pytest.approx(900 + 120 + 350 + 2 * 128, rel=0.05)
     assert chain_us - plain_us == pytest.approx(8350, rel=0.05)
@@ -90,16 +96,122 @@ def test_a_server_is_timed(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert (model.support.batch_size.high, model.support.levels.high) == (4, 3)
 
 
-def test_what_cannot_be_timed(files: tuple[Path, Path]) -> None:
+@contextmanager
+def stub(mode: str, model: str = "target.gguf") -> Iterator[str]:
+    """A server whose rounds of chains of 3 take made-up times; it fails as `mode` says."""
+
+    class Handler(BaseHTTPRequestHandler):
+        num_answers = 0
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def answer(self, body: bytes, code: int = 200, size: int | None = None) -> None:
+            self.send_response(code)
+            self.send_header("Content-Length", str(size or len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            build = {"another": "b9999-abc", "unknown": None}.get(mode, "b11549-abc")
+            props = json.dumps({"build_info": build, "model_path": f"/models/{model}"}).encode()
+            self.answer(b"<html></html>" if mode == "page" else props)
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            Handler.num_answers += 1
+            is_late = Handler.num_answers > 5
+            if mode == "dies" and is_late:
+                server.socket.close()  # and no answer
+            elif mode == "refuses" and is_late:
+                self.answer(b'{"error": {"message": "Loading model"}}', 503)
+            elif mode == "is cut":
+                self.answer(b'{"content"', size=1000)
+            elif mode == "has no times":
+                self.answer(b'{"content": "a"}')
+            else:
+                self.answer(json.dumps(completion(body)).encode())
+
+    def completion(body: Any) -> Any:
+        length, read = body["n_predict"], len(body["prompt"])
+        rounds = max(1, (length - 1) // 2)
+        timings = {"prompt_n": read, "prompt_ms": 1 + 0.3 * read}
+        timings |= {"predicted_n": length, "predicted_ms": 2.5 * rounds}
+        if mode != "drafts nothing":
+            timings |= {"draft_n": 3 * rounds, "draft_n_accepted": length - 1 - rounds}
+        return {"content": "a", "timings": timings}
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+FAILING = {
+    "page": "is no llama-server: its /props are '<html></html>'",
+    "dies": "no answer of llama.cpp: ",
+    "refuses": "Loading model",
+    "is cut": "IncompleteRead",
+    "has no times": "answers without times",
+}
+
+
+@pytest.mark.parametrize("mode", FAILING)
+def test_a_failing_server_loses_its_own_waves(
+    mode: str, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Alone it is an error of one sentence; beside another the rest is written, and said."""
     target, drafter = files
-    pair = ("--target", target, "--drafter", drafter)
-    engine = ("profile", "--engine", "llamacpp", "--quick", "--contexts", "16")
-    told = refuses(2, *engine, "--target", "embedded")
-    assert "GGUF files, and embedded is none" in told
-    url = "http://127.0.0.1:9"
-    outcome = specctl(*engine, *pair, "--url", url)
+    engine = ("profile", "--engine", "llamacpp", "--target", target, "--drafter", drafter)
+    engine += ("--batch-sizes", "1", "--contexts", "16,48", "-o", tmp_path / "clock.json")
+    with stub(mode) as url:
+        alone = specctl(*engine, "--url", url)
+    assert alone.code == EngineError.exit_code
+    assert FAILING[mode] in alone.err
+    assert alone.err.count("\n") == 1 or "waves of llama.cpp were timed" in alone.err
+    with stub(mode) as url, stub("") as other:
+        outcome = specctl(*engine, "--url", url, "--url", other)
     assert outcome.code == EngineError.exit_code
     lost, told = outcome.err.splitlines()
-    assert "waves are lost" in lost
-    assert "Connection refused" in lost
-    assert "0 waves" in told
+    assert FAILING[mode] in lost
+    assert "lacks the waves of servers that failed" in told
+    assert load_cost_model(tmp_path / "clock.json").support.levels.high == 3
+
+
+def test_versions_and_files_of_servers(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Other builds are said, and what drafts nothing or serves another file is refused."""
+    target, drafter = files
+    engine = ("profile", "--engine", "llamacpp", "--target", target, "--drafter", drafter)
+    engine += ("--batch-sizes", "1", "--contexts", "16,48", "-o", tmp_path / "clock.json")
+    with stub("another") as url, stub("unknown") as other:
+        said = specctl(*engine, "--url", url, "--url", other)
+    assert said.code == 0
+    assert "llama.cpp of build unknown and 9999; specctl was checked with 11549" in said.err
+    with stub("drafts nothing") as url:
+        assert "timed with drafts" in refuses(EngineError.exit_code, *engine, "--url", url)
+    with stub("", "other.gguf") as url:
+        told = refuses(EngineError.exit_code, *engine, "--url", url)
+    assert "serves other.gguf, and --target is target.gguf" in told
+
+
+def test_files_that_cannot_be_timed(files: tuple[Path, Path], tmp_path: Path) -> None:
+    target, _ = files
+    engine = ("profile", "--engine", "llamacpp", "--quick", "--contexts", "16")
+    assert "GGUF files, and embedded is none" in refuses(2, *engine, "--target", "embedded")
+    whole, cut = target.read_bytes(), tmp_path / "cut.gguf"
+    for size in (0, 10, 5000, len(whole) // 2, len(whole) - 1):
+        cut.write_bytes(whole[:size])
+        pair = (cut, "none") if size else (target, cut)
+        told = refuses(5, *engine, "--target", pair[0], "--drafter", pair[1])
+        assert f"{cut} is no GGUF file, or cut off or damaged" in told
+    told = refuses(5, *engine, "--target", target, "--drafter", drafter_without_tokens(tmp_path))
+    assert "it has another tokenizer" in told
+
+
+def drafter_without_tokens(folder: Path) -> Path:
+    import torch
+
+    path = folder / "bare.gguf"
+    write_gguf(path, "llama", {}, iter([("output_norm.weight", torch.ones(8))]), "float32")
+    return path

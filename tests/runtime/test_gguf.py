@@ -149,7 +149,7 @@ def test_a_file_that_does_not_load_as_it_is(kind: str, file: Path, tmp_path: Pat
 def test_a_file_that_is_cut_off(size: int, file: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(ModelError, match=r"no readable GGUF file, but cut off or damaged"):
+    with pytest.raises(ModelError, match="no GGUF file, or cut off or damaged"):
         load_pair(str(cut), None, **CPU)
 
 
