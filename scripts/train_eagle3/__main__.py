@@ -39,18 +39,13 @@ def new_parser(text: str | None, stages: Iterable[str]) -> argparse.ArgumentPars
     add("--steps", type=int, default=3000, help="updates of the head")
     add("--rows", type=int, default=24, help="answers in an update")
     add("--slot-frac", type=float, default=0.5, help="share of an answer's slots in an update")
-    add(
-        "--soft-frac",
-        type=float,
-        default=0.25,
-        help="share of the target's distribution in the label",
-    )
+    add("--soft-frac", type=float, default=0.25, help="of the target's distribution in the label")
     add("--draft-vocab", type=int, default=8192, help="size of the draft vocabulary")
     add("--intermediate-size", type=int, default=1536, help="width of the head's MLP")
     add("--layers", type=int, nargs=3, help="target layers whose inputs are fused")
     add("--muon-lr", type=float, default=training.Schedule.muon_lr)
     add("--adam-lr", type=float, default=training.Schedule.adam_lr)
-    add("--train-tokens", type=int, help="own text that is trained on, of the one that there is")
+    add("--train-tokens", type=int, default=1 << 60, help="at most, of the own text")
     add("--name", default="head", help="of the checkpoint and its log in the work folder")
     add("--keep-every", type=int, default=600, help="steps between heads that are kept")
     add("--drafter", type=Path, help="head to evaluate; by default the last one")
@@ -89,13 +84,11 @@ class Workplace:
 
     def train_numbers(self) -> list[int]:
         """Numbers of the rows to train on: none that is held out."""
-        found, num_tokens = [], 0
+        found, num_left = [], self.given.train_tokens
         for number, row in enumerate(self.rows()):
-            if not evaluation.is_held_out(row) and num_tokens < (
-                self.given.train_tokens or 1 << 60
-            ):
+            if num_left > 0 and not evaluation.is_held_out(row):
                 found.append(number)
-                num_tokens += len(row.answer_ids)
+                num_left -= len(row.answer_ids)
         return found
 
     def draft_ids(self, vocab_size: int) -> Tensor:
@@ -145,14 +138,11 @@ def run_head(place: Workplace) -> None:
     """Trains the head; the log also has the top-1 agreement of each unrolled step."""
     given, target = place.given, place.target()
     drafter, folder = place.new_head(target), place.features(target)
-    loss_of = head.HeadLoss(
-        drafter, target.get_output_embeddings().weight.detach(), given.soft_frac
-    )
+    unembedding = target.get_output_embeddings().weight.detach()
+    loss_of = head.HeadLoss(drafter, unembedding, given.soft_frac)
     del target
-    rows = place.rows()
-    held_out = features.FeatureRows(
-        folder, [i for i, row in enumerate(rows) if evaluation.is_held_out(row)]
-    )
+    aside = [i for i, row in enumerate(place.rows()) if evaluation.is_held_out(row)]
+    held_out = features.FeatureRows(folder, aside)
     train = features.FeatureRows(folder, place.train_numbers())
     print(f"{train.num_tokens:,} tokens of {len(train.places):,} answers", flush=True)
     path = place.folder / f"{given.name}.pt"
@@ -164,10 +154,8 @@ def run_head(place: Workplace) -> None:
         generator = torch.Generator().manual_seed(given.seed + step)
         slots = head.choose_slots(example, given.slot_frac, generator)
         loss, agreements = loss_of(example, slots)
-        return loss, {
-            "agreement": [round(one, 3) for one in agreements],
-            "num_tokens": slots.numel(),
-        }
+        rounded = [round(one, 3) for one in agreements]
+        return loss, {"agreement": rounded, "num_tokens": slots.numel()}
 
     def evaluate(num_steps: int) -> dict[str, Any]:
         if num_steps % given.keep_every == 0 or num_steps == given.steps:

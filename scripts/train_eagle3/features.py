@@ -8,11 +8,10 @@ and `labels` (the argmax of the target after each token). A slot takes 8 H + 8 b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -23,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from .own_text import Row
 
 ROWS, FORWARD_ROWS = 256, 16
+COLUMNS = ("token_ids", "features", "states", "labels")
 
 
 @torch.inference_mode()
@@ -42,25 +42,22 @@ def write_features(
         if path.exists() and len(safe_open(path, "pt").get_tensor("lengths")) == len(chosen):
             continue
         ids = [torch.tensor((r.prompt_ids + r.answer_ids)[:max_length]) for r in chosen]
+        found: dict[int, tuple[Tensor, ...]] = {}
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         for at in range(0, len(order), FORWARD_ROWS):
             some = order[at : at + FORWARD_ROWS]
             padded = pad_sequence([ids[i] for i in some], batch_first=True).to(target.device)
             output = target.model(padded, use_cache=False, output_hidden_states=True)
             fused = torch.cat([output.hidden_states[layer] for layer in layers], -1)
-            last = output.last_hidden_state
             for j, i in enumerate(some):
-                state = last[j, : len(ids[i])]
-                found[i] = (fused[j, : len(ids[i])], state, (state @ unembed.T).argmax(-1))
-        columns = [torch.cat([found[i][k] for i in range(len(ids))]) for k in range(3)]
-        names = ("features", "states", "labels")
-        types = (torch.bfloat16, torch.bfloat16, torch.int32)
+                size = len(ids[i])
+                state = output.last_hidden_state[j, :size]
+                labels = (state @ unembed.T).argmax(-1)
+                found[i] = (ids[i].int(), fused[j, :size], state, labels.int())
+        columns = zip(*(found[i] for i in range(len(ids))), strict=True)
         values = {
-            name: column.to("cpu", dtype)
-            for name, column, dtype in zip(names, columns, types, strict=True)
+            name: torch.cat(column).cpu() for name, column in zip(COLUMNS, columns, strict=True)
         }
-        values["token_ids"] = torch.cat(ids).int()
         values["lengths"] = torch.tensor([len(row) for row in ids])
         values["num_prompt"] = torch.tensor([len(row.prompt_ids) for row in chosen])
         save_file(values, path.with_suffix(".tmp"))
@@ -68,8 +65,7 @@ def write_features(
         print(f"features of {first + len(chosen):,} of {len(rows):,} rows", flush=True)
 
 
-@dataclass
-class Example:
+class Example(NamedTuple):
     """A batch of rows, padded, with what the target says about it."""
 
     token_ids: Tensor  # [B, T]
@@ -80,7 +76,7 @@ class Example:
 
     def to(self, device: str) -> Example:
         """The batch on a device."""
-        return Example(*(getattr(self, field.name).to(device) for field in fields(self)))
+        return Example(*(column.to(device) for column in self))
 
 
 class FeatureRows:
@@ -120,7 +116,7 @@ class FeatureRows:
     def example(self, places: Sequence[tuple[int, int, int, int]]) -> Example:
         """The rows at the places: file, first slot, length and length of the prompt."""
         columns = []
-        for name in ("token_ids", "features", "states", "labels"):
+        for name in COLUMNS:
             rows = [
                 self.files[file].get_slice(name)[start : start + length]
                 for file, start, length, _ in places

@@ -35,18 +35,13 @@ def new_head(
     Args:
         target: a Llama of transformers. draft_ids: target ids that the head may draft, sorted.
     """
-    whole = target.config
-    same = ("hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
-    config = Eagle3Config(
-        **{name: getattr(whole, name) for name in (*same, "rms_norm_eps")},
-        target_hidden_size=whole.hidden_size,
-        head_dim=getattr(whole, "head_dim", whole.hidden_size // whole.num_attention_heads),
-        intermediate_size=intermediate_size,
-        draft_vocab_size=len(draft_ids),
-        max_position_embeddings=whole.max_position_embeddings,
-        aux_layer_ids=layers,
-        rope_parameters=dict(whole.rope_parameters),
-    )
+    changes = {
+        "num_hidden_layers": 1,
+        "intermediate_size": intermediate_size,
+        "draft_vocab_size": len(draft_ids),
+        "eagle_aux_hidden_state_layer_ids": layers,
+    }
+    config = Eagle3Config.from_dict(target.config.to_dict() | changes)
     embedding = target.get_input_embeddings().weight
     head = Eagle3Head(config, embedding.detach().clone(), config.max_position_embeddings)
     head.set_vocabulary(draft_ids - torch.arange(len(draft_ids)))
@@ -98,9 +93,8 @@ def unrolled_outputs(
     attention = UnrolledAttention(slots)
     positions = torch.arange(token_ids.shape[1] - 1, device=slots.device).expand(len(slots), -1)
     fused = head.fuse(features[:, :-1]).float()
-    hidden = head.block(head.embed(token_ids[:, 1:]), fused, positions, attention.first)[
-        rows, slots
-    ]
+    whole = head.block(head.embed(token_ids[:, 1:]), fused, positions, attention.first)
+    hidden = whole[rows, slots]
     outputs = [hidden]
     for step in range(1, num_steps):
         embeds = head.embed(token_ids[rows, slots + 1 + step])
@@ -142,10 +136,8 @@ class HeadLoss:
                 logits = self.head.logits(hidden[kept])
                 with torch.no_grad():
                     teacher = (example.states[rows, at][kept] @ self.teacher_rows.T).float()
-            logp, labels = (
-                logits.float().log_softmax(-1),
-                self.to_draft[example.labels[rows, at][kept]],
-            )
+            logp = logits.float().log_softmax(-1)
+            labels = self.to_draft[example.labels[rows, at][kept]]
             soft = -(teacher.softmax(-1) * logp).sum(-1).mean()
             hard = F.nll_loss(logp, labels, ignore_index=-1)
             total = total + STEP_DECAY**step * (self.soft_frac * soft + (1 - self.soft_frac) * hard)
