@@ -42,8 +42,7 @@ class Answer:
     """A completion."""
 
     text: str
-    tokens: tuple[int, ...]  # without the stop token; empty if the server does not say
-    ended: bool  # by itself, not at the limit
+    tokens: tuple[int, ...]  # with the stop token; empty if the server does not say
     timings: Timings
 
 
@@ -100,8 +99,7 @@ class Client:
         try:
             found = json.loads(text)
             timings = Timings.model_validate(found["timings"])
-            tokens, ended = tuple(found.get("tokens", ())), found.get("stop_type") == "eos"
-            return Answer(found["content"], tokens, ended, timings)
+            return Answer(found["content"], tuple(found.get("tokens", ())), timings)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             problem = f"llama.cpp answers without times: {one_line(text)[:200]}"
             raise EngineError(problem) from error

