@@ -14,8 +14,9 @@ import argparse
 import json
 import platform
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,12 +29,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from scripts.embedded_pair import corpus
 from scripts.train_eagle3 import __main__ as eagle3
 from scripts.train_eagle3 import evaluation, own_text, training
-from scripts.train_eagle3.features import FeatureRows
+from scripts.train_eagle3.features import FeatureRows, Place
 from scripts.train_eagle3.prompts import chat_ids, read_lines
 from specctl.embedded import EMBEDDED, PROMPTS
 
-ROW_TOKENS, BATCH_ROWS = 256, 16
-LONG_FRAC = 0.15  # the last steps of the target run at twice the length and half the rows
+TARGET_BATCH = (8, 512)  # rows, tokens of a row
 QUESTION_WEIGHT = 0.25  # of questions, whose names and numbers nobody can predict
 USER_ID, ASSISTANT_ID = 2, 3
 SHARES = {"arithmetic": 0.25, "strings": 0.17, "qa": 0.16, "code": 0.2, "prose": 0.1, "chat": 0.12}
@@ -55,8 +55,8 @@ def parse_arguments() -> argparse.Namespace:
         num_tokens=1 << 40,  # every prompt is continued
         max_new_tokens=128,
         steps=1080,
-        rows=BATCH_ROWS,
-        draft_vocab=2048,
+        rows=16,
+        draft_vocab=2560,
         intermediate_size=704,
     )
     given = parser.parse_args()
@@ -68,49 +68,41 @@ def train(
     place: eagle3.Workplace,
     name: str,
     schedule: training.Schedule,
-    batch_at: Callable[[int], tuple[Tensor, Tensor]],
-    held_out: Sequence[tuple[Tensor, Tensor]] = (),
+    batches: Iterable[tuple[Tensor, Tensor]],
+    held_out: Sequence[tuple[Tensor, Tensor]],
 ) -> None:
     """Trains a model of a packaged one's shape on token ids `[B, T]` and the weights of tokens."""
     model = LlamaForCausalLM(LlamaConfig.from_pretrained(EMBEDDED[name]))
 
-    def loss_of(ids: Tensor, weights: Tensor) -> Tensor:
+    def loss_of(_: int, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Any]]:
+        ids, weights = batch[0], batch[1][:, 1:]
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(ids, use_cache=False).logits[:, :-1]
         losses = F.cross_entropy(logits.float().mT, ids[:, 1:], reduction="none")
-        return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
-
-    def loss_at(step: int) -> tuple[Tensor, dict[str, Any]]:
-        batch = batch_at(step)
-        return loss_of(*batch), {"num_tokens": batch[0].numel()}
+        return (losses * weights).sum() / weights.sum(), {"num_tokens": ids.numel()}
 
     @torch.no_grad()
-    def evaluate(_: int) -> dict[str, Any]:
-        losses = [float(loss_of(*batch)) for batch in held_out]
+    def evaluate(step: int) -> dict[str, Any]:
+        losses = [float(loss_of(step, batch)[0]) for batch in held_out]
         return {"loss": sum(losses) / len(losses)} if losses else {}
 
-    training.run(model, schedule, loss_at, place.folder / f"{name}.pt", evaluate)
+    training.run(model, schedule, batches, loss_of, place.folder / f"{name}.pt", evaluate)
     model.to(torch.bfloat16).save_pretrained(place.folder / name)
 
 
 def run_target(place: eagle3.Workplace) -> None:
-    """Trains the target on documents of every domain."""
-    given, num_steps = place.given, place.given.target_steps
-    documents, held_out = (
-        corpus.Mixture(place.tokenizer, found, given.seed)
-        for found in corpus.read_documents(given.text)
-    )
+    """Trains the target on documents of every domain; questions weigh `QUESTION_WEIGHT`."""
 
-    def batch_of(mixture: corpus.Mixture, factor: int = 1) -> tuple[Tensor, Tensor]:
-        ids = mixture.batch(BATCH_ROWS // factor, ROW_TOKENS * factor)
+    def weighted(ids: Tensor) -> tuple[Tensor, Tensor]:
         turns = (ids == USER_ID).int() - (ids == ASSISTANT_ID).int()
         return ids, torch.where(turns.cumsum(1) == 1, QUESTION_WEIGHT, 1.0)
 
-    def batch_at(step: int) -> tuple[Tensor, Tensor]:
-        return batch_of(documents, 2 if step >= num_steps * (1 - LONG_FRAC) else 1)
-
-    schedule = training.Schedule(num_steps)
-    train(place, "target", schedule, batch_at, [batch_of(held_out) for _ in range(8)])
+    batches, held_out = (
+        map(weighted, corpus.batches(place.tokenizer, documents, place.given.seed, *TARGET_BATCH))
+        for documents in corpus.read_documents(place.given.text)
+    )
+    schedule = training.Schedule(place.given.target_steps)
+    train(place, "target", schedule, batches, list(islice(held_out, 8)))
 
 
 def run_text(place: eagle3.Workplace) -> None:
@@ -132,16 +124,15 @@ def run_text(place: eagle3.Workplace) -> None:
 
 def run_small(place: eagle3.Workplace) -> None:
     """Trains the small drafter on the target's answers."""
-    folder = place.features(place.target())
-    train_rows = FeatureRows(folder, place.train_numbers())
-    batches = train_rows.batches(BATCH_ROWS, place.given.seed)
+    rows = FeatureRows(place.features(place.target()), place.train_numbers())
 
-    def batch_at(_: int) -> tuple[Tensor, Tensor]:
-        example = next(batches)
+    def weighted(places: list[Place]) -> tuple[Tensor, Tensor]:
+        example = rows.example(places)
         return example.token_ids, example.is_answer.float()
 
     schedule = training.Schedule(place.given.small_steps, decay_frac=0.7)
-    train(place, "small", schedule, batch_at)
+    batches = map(weighted, rows.batches(place.given.rows, place.given.seed))
+    train(place, "small", schedule, batches, [])
 
 
 def run_publish(place: eagle3.Workplace) -> None:

@@ -145,24 +145,20 @@ def endless(documents: Sequence[Document], seed: int) -> Iterator[Document]:
         yield from rng.sample(documents, len(documents))
 
 
-class Mixture:
-    """Batches `[rows, length]` of token ids, each row of documents of one domain."""
-
-    def __init__(self, tokenizer: Any, documents: Documents, seed: int) -> None:
-        self.tokenizer, self.rng = tokenizer, Random(seed)
-        self.streams = {domain: endless(found, seed) for domain, found in documents.items()}
-        self.left: dict[str, list[int]] = {}
-        self.weights = [WEIGHTS[domain] for domain in documents]
-
-    def batch(self, rows: int, length: int) -> Tensor:
-        """Token ids [rows, length] i64."""
-        chosen = self.rng.choices(list(self.streams), self.weights, k=rows)
-        return torch.tensor([self._row(domain, length) for domain in chosen])
-
-    def _row(self, domain: str, length: int) -> list[int]:
-        tokens = self.left.get(domain, [])
-        while len(tokens) < length:
-            text = next(self.streams[domain]).render()
-            tokens = tokens + self.tokenizer.encode(text, add_special_tokens=False)
-        self.left[domain] = tokens[length:] if domain in CONTIGUOUS else []
-        return tokens[:length]
+def batches(
+    tokenizer: Any, documents: Documents, seed: int, num_rows: int, num_tokens: int
+) -> Iterator[Tensor]:
+    """Token ids `[num_rows, num_tokens]` without end, each row from documents of one domain."""
+    rng, left = Random(seed), dict[str, list[int]]()
+    streams = {domain: endless(found, seed) for domain, found in documents.items()}
+    weights = [WEIGHTS[domain] for domain in streams]
+    while True:
+        rows = []
+        for domain in rng.choices(list(streams), weights, k=num_rows):
+            tokens = left.get(domain, [])
+            while len(tokens) < num_tokens:
+                text = next(streams[domain]).render()
+                tokens = tokens + tokenizer.encode(text, add_special_tokens=False)
+            left[domain] = tokens[num_tokens:] if domain in CONTIGUOUS else []
+            rows.append(tokens[:num_tokens])
+        yield torch.tensor(rows)

@@ -139,31 +139,29 @@ def run_head(place: Workplace) -> None:
     given, target = place.given, place.target()
     drafter, folder = place.new_head(target), place.features(target)
     unembedding = target.get_output_embeddings().weight.detach()
-    loss_of = head.HeadLoss(drafter, unembedding, given.soft_frac)
+    head_loss = head.HeadLoss(drafter, unembedding, given.soft_frac)
     del target
     aside = [i for i, row in enumerate(place.rows()) if evaluation.is_held_out(row)]
     held_out = features.FeatureRows(folder, aside)
     train = features.FeatureRows(folder, place.train_numbers())
     print(f"{train.num_tokens:,} tokens of {len(train.places):,} answers", flush=True)
-    path = place.folder / f"{given.name}.pt"
-    done = torch.load(path, weights_only=True)["progress"]["step"] if path.exists() else 0
-    batches = train.batches(given.rows, given.seed, done)
 
-    def loss_at(step: int) -> tuple[Tensor, dict[str, Any]]:
-        example = next(batches).to(given.device)
+    def loss_of(step: int, places: list[features.Place]) -> tuple[Tensor, dict[str, Any]]:
+        example = train.example(places).to(given.device)
         generator = torch.Generator().manual_seed(given.seed + step)
         slots = head.choose_slots(example, given.slot_frac, generator)
-        loss, agreements = loss_of(example, slots)
+        loss, agreements = head_loss(example, slots)
         rounded = [round(one, 3) for one in agreements]
         return loss, {"agreement": rounded, "num_tokens": slots.numel()}
 
     def evaluate(num_steps: int) -> dict[str, Any]:
         if num_steps % given.keep_every == 0 or num_steps == given.steps:
             head.save_head(drafter, place.trained_head(num_steps))
-        return evaluation.agreement(loss_of, held_out, given.device)
+        return evaluation.agreement(head_loss, held_out, given.device)
 
     schedule = training.Schedule(given.steps, muon_lr=given.muon_lr, adam_lr=given.adam_lr)
-    training.run(drafter, schedule, loss_at, path, evaluate)
+    batches, path = train.batches(given.rows, given.seed), place.folder / f"{given.name}.pt"
+    training.run(drafter, schedule, batches, loss_of, path, evaluate)
 
 
 def run_evaluate(place: Workplace) -> None:

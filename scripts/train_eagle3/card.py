@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .own_text import Row
+from .prompts import read_lines
 
 
 def card(folder: Path, name: str, title: str, rows: Sequence[Row], facts: dict[str, Any]) -> str:
@@ -20,18 +21,15 @@ def card(folder: Path, name: str, title: str, rows: Sequence[Row], facts: dict[s
         name: of the head's checkpoint. title: of the target. rows: text that was trained on.
         facts: settings to name, in order.
     """
-    lines = map(json.loads, (folder / f"{name}.jsonl").read_text("utf-8").splitlines())
-    log = {row["step"]: row for row in lines}
-    last, checks = log[max(log)], [row for row in log.values() if "validation" in row]
+    log: dict[int, dict[str, Any]] = defaultdict(dict)  # a step that was checked has two lines
+    for row in read_lines(folder / f"{name}.jsonl"):
+        log[row["step"]] |= row
+    checks = [row for row in log.values() if "validation" in row]
     found = evaluations(folder, name)
     final = found.pop(max(found))
     policies = [policy for policy in final if isinstance(final[policy], dict)]
     curve = [
-        (
-            step,
-            f"{log[step - step % 10]['cpu_s'] / 3600:.1f}" if step in log else "",
-            *(f"{one[policy]['all']:.2f}" for policy in policies),
-        )
+        (step, f"{log[step]['cpu_s'] / 3600:.1f}", *(f"{one[p]['all']:.2f}" for p in policies))
         for step, one in sorted(found.items())
     ]
     categories = [
@@ -46,38 +44,18 @@ def card(folder: Path, name: str, title: str, rows: Sequence[Row], facts: dict[s
     agreement = [
         (row["step"], row["validation"]["loss"], *row["validation"]["agreement"]) for row in checks
     ]
-    return "\n".join(
-        [
-            f"# An EAGLE-3 head for {title}",
-            "",
-            *table(("fact", "value"), facts.items()),
-            "",
-            "## Acceptance length",
-            "",
-            f"τ, greedy, on {final['num_prompts']} Spec-Bench prompts that no head was trained on, "
-            f"{final['max_new_tokens']} new tokens each, in specctl's own loop (float32).",
-            "",
-            *table(("category", *policies), categories),
-            "",
-            "Along the training:",
-            "",
-            *table(("steps", "CPU hours", *policies), curve),
-            "",
-            "## Agreement on held-out answers",
-            "",
-            "Top-1 agreement with the target by unrolled step, and the loss in nats.",
-            "",
-            *table(("steps", "loss", *steps), agreement),
-            "",
-            "## Text",
-            "",
-            f"{len(rows):,} answers of the target, {sum(tokens.values()):,} tokens, to prompts of:",
-            "",
-            *table(("source", "answers", "tokens"), sources),
-            "",
-            f"Training took {last['cpu_s'] / 3600:.1f} CPU hours.",
-            "",
-        ]
+    template = Path(__file__).with_name("card.md").read_text("utf-8")
+    return template.format(
+        **{name: final[name] for name in ("num_prompts", "max_new_tokens")},
+        title=title,
+        facts=table(("fact", "value"), facts.items()),
+        categories=table(("category", *policies), categories),
+        curve=table(("steps", "CPU hours", *policies), curve),
+        agreement=table(("steps", "loss", *steps), agreement),
+        sources=table(("source", "answers", "tokens"), sources),
+        num_rows=len(rows),
+        num_tokens=sum(tokens.values()),
+        cpu_hours=log[max(log)]["cpu_s"] / 3600,
     )
 
 
@@ -90,7 +68,7 @@ def evaluations(folder: Path, name: str) -> dict[int, dict[str, Any]]:
     return found
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Lines of a Markdown table."""
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(map(str, line)) + " |" for line in lines]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

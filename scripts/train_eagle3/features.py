@@ -8,7 +8,6 @@ and `labels` (the argmax of the target after each token). A slot takes 8 H + 8 b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from .own_text import Row
 
 ROWS, FORWARD_ROWS = 256, 16
+Place = tuple[int, int, int, int]  # file, first slot, tokens, tokens of the prompt
 COLUMNS = ("token_ids", "features", "states", "labels")
 
 
@@ -97,11 +97,8 @@ class FeatureRows:
         self.places = [places[i] for i in keep if i < len(places) and places[i][3] < places[i][2]]
         self.num_tokens = sum(length - prompt for _, _, length, prompt in self.places)
 
-    def batches(self, num_rows: int, seed: int, num_skipped: int = 0) -> Iterator[Example]:
+    def batches(self, num_rows: int, seed: int) -> Iterator[list[Place]]:
         """Batches without end, every row once an epoch, of answers of about equal length."""
-        return map(self.example, islice(self._places(num_rows, seed), num_skipped, None))
-
-    def _places(self, num_rows: int, seed: int) -> Iterator[list[tuple[int, int, int, int]]]:
         rng = Random(seed)
         while True:
             order = rng.sample(self.places, len(self.places))
@@ -113,8 +110,8 @@ class FeatureRows:
             rng.shuffle(batches)
             yield from batches
 
-    def example(self, places: Sequence[tuple[int, int, int, int]]) -> Example:
-        """The rows at the places: file, first slot, length and length of the prompt."""
+    def example(self, places: Sequence[Place]) -> Example:
+        """The rows at the places."""
         columns = []
         for name in COLUMNS:
             rows = [

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,10 @@ class Schedule:
 
 def optimizers(model: nn.Module, schedule: Schedule) -> list[torch.optim.Optimizer]:
     """Muon for 2-D matrices but embeddings and heads, AdamW for everything else."""
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    is_matrix = [p.ndim == 2 and not any(a in n for a in ADAM_NAMES) for n, p in named]
-    matrices = [p for (_, p), chosen in zip(named, is_matrix, strict=True) if chosen]
-    rest = [p for (_, p), chosen in zip(named, is_matrix, strict=True) if not chosen]
+    matrices, rest = [], []
+    for name, parameter in model.named_parameters():
+        is_matrix = parameter.ndim == 2 and not any(part in name for part in ADAM_NAMES)
+        (matrices if is_matrix else rest).append(parameter)
     adam = {"betas": (0.9, 0.95), "weight_decay": 0.0, "fused": True}
     return [
         torch.optim.Muon(matrices, schedule.muon_lr, 0.01, adjust_lr_fn="original"),
@@ -48,16 +49,18 @@ def optimizers(model: nn.Module, schedule: Schedule) -> list[torch.optim.Optimiz
 def run(
     model: nn.Module,
     schedule: Schedule,
-    loss_at: Callable[[int], tuple[Tensor, dict[str, Any]]],
+    batches: Iterable[Any],
+    loss_of: Callable[[int, Any], tuple[Tensor, dict[str, Any]]],
     path: Path,
-    evaluate: Callable[[int], dict[str, Any]] = lambda _: {},
+    evaluate: Callable[[int], dict[str, Any]],
 ) -> None:
     """Trains the model in place from the checkpoint `path`, where there is one, to the last step.
 
     The log stands beside the checkpoint, `.jsonl`.
 
     Args:
-        loss_at: the loss of a step and values for its line of the log, `num_tokens` among them.
+        batches: one a step; those of the steps that were done are passed over.
+        loss_of: the loss of a step and values for its line of the log, `num_tokens` among them.
         evaluate: values after a number of steps for a line of the log, every `EVAL_EVERY` steps
             and at the end.
     """
@@ -72,8 +75,8 @@ def run(
             part.load_state_dict(state)
         done = saved["progress"]
     wall, cpu = time.time() - done["wall_s"], time.process_time() - done["cpu_s"]
-    for step in range(done["step"], schedule.num_steps):
-        loss, facts = loss_at(step)
+    for step, batch in islice(enumerate(batches), done["step"], schedule.num_steps):
+        loss, facts = loss_of(step, batch)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for part, rate in zip(parts, rates, strict=True):
