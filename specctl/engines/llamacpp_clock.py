@@ -35,8 +35,9 @@ from specctl.runtime.identity import processor_name, weights_digest
 from specctl.runtime.load import NO_DIGEST
 
 logger = logging.getLogger(__name__)
-ROUNDS, SLACK = 16, 16
-"""Timed rounds of a wave, and spare rounds of the other requests."""
+ROUNDS, TOKENS, SLACK = 16, 48, 16
+"""Timed rounds of a wave, at least; verified tokens of a request in them, at least; and spare
+rounds of the other requests."""
 LONGEST = 16
 """Longest timed draft."""
 NUM_PASSES = 3
@@ -69,7 +70,7 @@ def own_setups(
 ) -> list[Setup]:
     """Servers of this process: plain, of every draft length, and of the least and the most without
     verification."""
-    room = max(grid.context_tokens) + 8 * (ROUNDS + LONGEST)
+    room = max(grid.context_tokens) + 8 * (TOKENS + LONGEST)
     sizes: dict[str, Any] = {"context_tokens": room, "num_threads": num_threads}
     start = partial(OwnServer, target, slots=max(grid.batch_sizes), **sizes)
     setups = [Setup(partial(start, None), 0)]
@@ -158,13 +159,14 @@ def wave(client: Client, setup: Setup, prompt: Sequence[int], size: int) -> Iter
     """The rounds of a request that joins `size - 1` others, and the reading of its prompt if it is
     alone.
 
-    The request runs twice, the second time for `ROUNDS` rounds more: their difference has neither
+    The request runs twice, the second time for more rounds: their difference has neither
     its first round nor its last ones, whose drafts the end of the text cuts.
     """
     tail = 2 + (setup.length or 0)
+    num_rounds = ROUNDS if setup.length is None else max(ROUNDS, TOKENS // (1 + setup.length))
     spare = 6 if setup.length is None else 1  # tokens of a round that the others may accept
     with ThreadPoolExecutor(size) as pool:
-        num_tokens = spare * (2 * tail + ROUNDS + SLACK)
+        num_tokens = spare * (2 * tail + num_rounds + SLACK)
         others = [
             pool.submit(client.complete, prompt, num_tokens, ignore_eos=True, reuses=True)
             for _ in range(size - 1)
@@ -173,7 +175,7 @@ def wave(client: Client, setup: Setup, prompt: Sequence[int], size: int) -> Iter
             client.complete(prompt, 1, ignore_eos=True, reuses=True)
         short, long = (
             client.complete(prompt, tail + more, ignore_eos=True, reuses=True).timings
-            for more in (0, ROUNDS)
+            for more in (0, num_rounds)
         )
         is_full = not any(other.done() for other in others)
         for other in others:
