@@ -190,12 +190,8 @@ def _write(model: str, weights: GgufWeights, target: str | None, path: Path) -> 
     from specctl.engines.gguf_files import write_model
     from specctl.runtime.load import model_folder
 
-    folder, of = (
-        None if name is None else model_folder(name, embedded_default="target")
-        for name in (model, target)
-    )
-    assert folder is not None, "a model has a name"
-    write_model(folder, path, weights, target=of)
+    folder = partial(model_folder, embedded_default="target")
+    write_model(folder(model), path, weights, target=None if target is None else folder(target))
 
 
 def read_file(text: str) -> LlamaServer:

@@ -50,6 +50,7 @@ class Client:
     """A `llama-server` at an address.
 
     Attributes:
+        url: its address.
         build: of llama.cpp; 0 if it does not say.
         model: name of its GGUF file; empty if it does not say.
 
@@ -58,13 +59,13 @@ class Client:
     """
 
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
         page = self._get("/props")
         try:
             props = dict(json.loads(page))
         except (TypeError, ValueError) as error:
             raise EngineError(
-                f"{self._url} is no llama-server: its /props are {one_line(page)[:40]!r}",
+                f"{self.url} is no llama-server: its /props are {one_line(page)[:40]!r}",
                 hint=START,
             ) from error
         found = re.match(r"b(\d+)", str(props.get("build_info")))
@@ -116,7 +117,7 @@ class Client:
         if body is not None:
             data, wait_s = json.dumps(body).encode(), LONGEST_S
         request = urllib.request.Request(
-            self._url + path, data, {"Content-Type": "application/json"}
+            self.url + path, data, {"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=wait_s) as answer:
@@ -127,7 +128,7 @@ class Client:
             inner = getattr(error, "reason", error)  # of a URLError
             why = reason_of(inner) if isinstance(inner, Exception) else str(inner)
         raise EngineError(
-            f"{self._url}{path}: no answer of llama.cpp: {why}",
+            f"{self.url}{path}: no answer of llama.cpp: {why}",
             hint=START,
         )
 
@@ -138,7 +139,7 @@ class OwnServer(Client):
     Args:
         target: GGUF file.
         settings: its drafts, or a `--spec-type` that needs no drafter; None for plain decoding.
-        slots: requests together. context_tokens: of each.
+        slots: requests together, by default those of the settings. context_tokens: of each.
         exact: float32 caches and no flash attention, for texts that are equal.
         verbosity: of its log on standard error; 4 has acceptance by position, 5 every round.
 
@@ -151,7 +152,7 @@ class OwnServer(Client):
         target: Path,
         settings: LlamaServer | str | None,
         *,
-        slots: int = 1,
+        slots: int | None = None,
         context_tokens: int = 2048,
         num_threads: int | None = None,
         exact: bool = False,
@@ -164,6 +165,7 @@ class OwnServer(Client):
             raise EngineError("llama.cpp in this process needs xllamacpp", hint=hint) from error
         params = xllamacpp.CommonParams()
         params.model.path, params.port = str(target), 0
+        slots = slots or getattr(settings, "parallel", None) or 1
         params.n_parallel, params.n_ctx = slots, slots * context_tokens
         params.cache_prompt, params.cache_ram_mib = False, 0
         params.endpoint_metrics, params.verbosity = True, verbosity
