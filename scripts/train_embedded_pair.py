@@ -92,6 +92,8 @@ def train(
 
 def run_target(place: eagle3.Workplace) -> None:
     """Trains the target on documents of every domain; questions weigh `QUESTION_WEIGHT`."""
+    weights = shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(EMBEDDED["target"], place.given.target, ignore=weights, dirs_exist_ok=True)
 
     def weighted(ids: Tensor) -> tuple[Tensor, Tensor]:
         turns = (ids == USER_ID).int() - (ids == ASSISTANT_ID).int()
@@ -118,7 +120,7 @@ def run_text(place: eagle3.Workplace) -> None:
         else:  # a random head of the text
             whole = encode(document.render(), add_special_tokens=False)
             ids = tuple(whole[: max(8, int(len(whole) * rng.uniform(0.05, 0.7)))])
-        found.append(own_text.Prompt(domain, ids[:MAX_PROMPT_TOKENS]))
+        found.append(own_text.Row(domain, ids[:MAX_PROMPT_TOKENS]))
     place.write_text(found)
 
 
@@ -139,8 +141,8 @@ def run_publish(place: eagle3.Workplace) -> None:
     """Writes the pair into the package, and how it was made and what it is into `record.json`."""
     given, out = place.given, place.given.out
     corpus.check_unseen(PROMPTS, corpus.read_documents(given.text)[0])
-    made = {"target": given.target, "eagle3": place.trained_head()}
-    for name, folder in (made | {"small": place.folder / "small"}).items():
+    made = (given.target, place.trained_head(), place.folder / "small")
+    for name, folder in zip(EMBEDDED, made, strict=True):
         shutil.rmtree(out / name, ignore_errors=True)
         shutil.copytree(folder, out / name)
     logs = {
@@ -165,14 +167,5 @@ ORDER = (run_target, run_text, eagle3.run_features, eagle3.run_head, run_small, 
 STAGES = {stage.__name__.removeprefix("run_"): stage for stage in ORDER}
 
 
-def main() -> None:
-    """Trains the pair, or a stage of it."""
-    given = parse_arguments()
-    if not given.target.exists():
-        weights = shutil.ignore_patterns("*.safetensors")
-        shutil.copytree(EMBEDDED["target"], given.target, ignore=weights)
-    eagle3.run_stages(given, STAGES)
-
-
 if __name__ == "__main__":
-    main()
+    eagle3.run_stages(parse_arguments(), STAGES)

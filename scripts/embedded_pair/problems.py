@@ -116,13 +116,11 @@ def chain(rng: Random, v: Values) -> None:
 
 
 def containers(rng: Random, v: Values) -> str | None:
-    """Equal groups, then perhaps some taken or added."""
     v.have = v.x * v.y
     return f"containers {change(rng, v)}" if v.have < 90 and rng.random() < 0.5 else None
 
 
 def sharing(rng: Random, v: Values) -> str | None:
-    """Equal shares of a pile, sometimes two piles put together first."""
     v.total, form = v.people * v.each, None
     if v.total > 12 and rng.random() < 0.5:
         form, v.x = "sharing of two", rng.randint(3, v.total - 3)
@@ -132,19 +130,16 @@ def sharing(rng: Random, v: Values) -> str | None:
 
 
 def shopping(rng: Random, v: Values) -> str | None:
-    """The cost of one or two kinds of goods."""
     v.x, v.y = v.n * v.p, v.m * v.q
     return rng.choice((None, "shopping for two", "shopping for two"))
 
 
 def change_back(rng: Random, v: Values) -> None:
-    """Money left after buying several of one good."""
     v.cost = v.n * v.price
     v.paid = rng.choice([paid for paid in (20, 30, 50, 60, 80, 100) if paid > v.cost])
 
 
 def rate(rng: Random, v: Values) -> str | None:
-    """So much a day, for some days, perhaps with a head start."""
     v.total = v.each * v.days
     if rng.random() < 0.4:
         v.extra = rng.randint(2, 30)
@@ -153,21 +148,18 @@ def rate(rng: Random, v: Values) -> str | None:
 
 
 def percent(rng: Random, v: Values) -> str | None:
-    """A simple share of a round number, and perhaps the rest."""
     v.told, v.ratio = v.told.format_map(v), 100 // v.share
     v.whole = v.part * v.ratio
     return "percent of others" if rng.random() < 0.5 else None
 
 
 def compare(rng: Random, v: Values) -> str | None:
-    """Two people compared: the difference, or the name of the larger."""
     v.small, v.large = sorted((v.x, v.y))
     v.more, v.less = (v.a, v.b) if v.x > v.y else (v.b, v.a)
     return "compare names" if rng.random() < 0.3 else None
 
 
 def relation(rng: Random, v: Values) -> str | None:
-    """One amount told in terms of another, perhaps their total."""
     v.n = rng.randint(2, 4) if v.kind == "times" else rng.randint(2, max(2, v.x - 1))
     if v.kind == "half":
         v.x, v.n = 2 * v.x, 2
@@ -177,7 +169,6 @@ def relation(rng: Random, v: Values) -> str | None:
 
 
 def bare(rng: Random, v: Values) -> None:
-    """A sum without a story."""
     if v.op == "-":
         v.x, v.y = max(v.x, v.y), min(v.x, v.y)
     if v.op == "*":
@@ -200,7 +191,7 @@ def nth_letter(rng: Random, v: Values) -> None:
 
 
 def initials(rng: Random, v: Values) -> None:
-    v.names = rng.sample(SAID["names"], rng.randint(2, 5))
+    v.word = rng.sample(SAID["names"], rng.randint(2, 5))
 
 
 def sort_digits(rng: Random, v: Values) -> str | None:
@@ -220,10 +211,12 @@ def last_word(rng: Random, v: Values) -> None:
     v.before, v.after = v.first[v.n - 1 : v.n] or "the end", second[v.n - 1]
 
 
-STORIES = (chain, containers, sharing, shopping, change_back, rate, percent, compare, relation)
-TASKS = (count_letter, nth_letter, initials, sort_digits, replace, last_word)
 DECIDED: dict[str, Callable[[Random, Values], str | None]] = {
-    kind.__name__: kind for kind in (*STORIES, bare, *TASKS)
+    kind.__name__: kind
+    for kind in (
+        *(chain, containers, sharing, shopping, change_back, rate, percent, compare, relation),
+        *(bare, count_letter, nth_letter, initials, sort_digits, replace, last_word),
+    )
 }
 """By kind: sets values that depend on others, and returns the form where it is not the kind's."""
 
@@ -246,8 +239,7 @@ FIELDS: dict[str, Callable[[Values], str]] = {
     "counting": lambda v: ", ".join(f"{i} {c}" for i, c in enumerate(v.word[: v.n], 1)),
     "repeated": lambda v: " ".join([v.word] * v.n),
     "repeating": lambda v: ", ".join(f"{i + 1} {v.word}" for i in range(v.n)),
-    "listed_names": lambda v: " ".join(v.names),
-    "first_letters": lambda v: " ".join(name[0] for name in v.names),
-    "name_letters": lambda v: ", ".join(f"{name} {name[0]}" for name in v.names),
+    "initials": lambda v: " ".join(name[0] for name in v.word),
+    "names_initials": lambda v: ", ".join(f"{name} {name[0]}" for name in v.word),
 }
 """Fields of forms that follow from the values."""

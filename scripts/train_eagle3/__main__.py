@@ -74,7 +74,7 @@ class Workplace:
         """All text of the target so far."""
         return own_text.read_rows(self.folder / "own_text.jsonl")
 
-    def write_text(self, found: Sequence[own_text.Prompt]) -> None:
+    def write_text(self, found: Sequence[own_text.Row]) -> None:
         """Text of the target that continues the prompts."""
         given, path = self.given, self.folder / "own_text.jsonl"
         decoder = Decoder.from_pretrained(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,7 +24,9 @@ def card(folder: Path, name: str, title: str, rows: Sequence[Row], facts: dict[s
     for row in read_lines(folder / f"{name}.jsonl"):
         log[row["step"]] |= row
     checks = [row for row in log.values() if "validation" in row]
-    found = evaluations(folder, name)
+    paths = folder.glob(f"{name}-[0-9]*/evaluation.json")
+    steps_of = {int(p.parent.name.removeprefix(f"{name}-")): p for p in paths}
+    found = {steps: json.loads(p.read_text("utf-8")) for steps, p in steps_of.items()}
     final = found.pop(max(found))
     policies = [policy for policy in final if isinstance(final[policy], dict)]
     curve = [
@@ -57,15 +58,6 @@ def card(folder: Path, name: str, title: str, rows: Sequence[Row], facts: dict[s
         num_tokens=sum(tokens.values()),
         cpu_hours=log[max(log)]["cpu_s"] / 3600,
     )
-
-
-def evaluations(folder: Path, name: str) -> dict[int, dict[str, Any]]:
-    """What was measured of the heads that were kept, by the number of steps."""
-    found = {}
-    for path in folder.glob(f"{name}-*/evaluation.json"):
-        if steps := re.fullmatch(r"\d+", path.parent.name.removeprefix(f"{name}-")):
-            found[int(steps[0])] = json.loads(path.read_text("utf-8"))
-    return found
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

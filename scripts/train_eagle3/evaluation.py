@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import torch
 
 from specctl.answers import is_correct
 from specctl.runtime.api import Decoder
+from specctl.runtime.requests import Metrics, pooled
 
 from .features import FeatureRows
 from .head import HeadLoss, choose_slots
-from .own_text import Prompt
+from .own_text import Row, number_of
 from .prompts import chat_ids, read_lines
 
 HELD_OUT_FRAC, HELD_OUT_BENCH_FRAC = 0.02, 0.5
@@ -23,11 +23,10 @@ POLICIES = ("chain:num_draft_tokens=4", "eagle2:depth=8:num_tokens=60:top_k=10")
 MAX_NEW_TOKENS = 96
 
 
-def is_held_out(row: Prompt) -> bool:
+def is_held_out(row: Row) -> bool:
     """Whether no head trains on the row: one in 50, of Spec-Bench's every second one."""
     frac = HELD_OUT_BENCH_FRAC if row.source.startswith("spec_bench") else HELD_OUT_FRAC
-    digest = sha256(repr(("held out", row.prompt_ids)).encode()).digest()
-    return int.from_bytes(digest[:4], "big") / 2**32 < frac
+    return number_of(("held out", row.prompt_ids)) < frac
 
 
 @torch.no_grad()
@@ -50,7 +49,7 @@ def agreement(loss_of: HeadLoss, rows: FeatureRows, device: str) -> dict[str, An
 def bench_rows(path: Path, tokenizer: Any) -> list[dict[str, Any]]:
     """First turns of Spec-Bench's held-out questions: `category` and `prompt`."""
     rows = [{"category": r["category"], "prompt": r["turns"][0]} for r in read_lines(path)]
-    prompts = [Prompt("spec_bench", chat_ids(tokenizer, row["prompt"])) for row in rows]
+    prompts = [Row("spec_bench", chat_ids(tokenizer, row["prompt"])) for row in rows]
     return [row for row, prompt in zip(rows, prompts, strict=True) if is_held_out(prompt)]
 
 
@@ -72,13 +71,13 @@ def acceptance(target: Path, drafter: Path, rows: Sequence[dict[str, Any]]) -> d
             str(target), str(drafter), policy=policy, dtype="float32", batch_size=8
         )
         done = list(decoder.generate(asked, max_new_tokens=MAX_NEW_TOKENS))
-        sums: dict[str, Counter[str]] = defaultdict(Counter)
+        groups: dict[str, list[Metrics]] = defaultdict(list)
         for row, completion in zip(rows, done, strict=True):
-            m = completion.metrics
             for name in (row["category"], "all"):
-                sums[name] += Counter(accepted=m.num_accepted, calls=m.calls)
+                groups[name].append(completion.metrics)
         found[policy] = {
-            name: round(1 + s["accepted"] / s["calls"], 3) for name, s in sorted(sums.items())
+            name: round(pooled(group).mean_acceptance_length, 3)
+            for name, group in sorted(groups.items())
         }
     pairs = zip(rows, done, strict=True)
     right = [is_correct(one.text, row["answer"]) for row, one in pairs if "answer" in row]

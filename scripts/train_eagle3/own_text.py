@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 
@@ -21,31 +21,29 @@ SAMPLED_FRAC, TEMPERATURE = 0.4, 0.8
 SHOW_EVERY = 5_000  # tokens
 
 
+def number_of(value: object) -> float:
+    """A number in [0, 1) that depends on the value alone: order, split, sampled or not."""
+    return int.from_bytes(sha256(repr(value).encode()).digest()[:6], "big") / 2**48
+
+
 @dataclass(frozen=True)
-class Prompt:
-    """Token ids that a target continues, and the data set that they come from."""
+class Row:
+    """Token ids that a target continues, the data set that they come from, and its answer, the end
+    of text included where the target reached it."""
 
     source: str
     prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...] = ()
 
     @property
     def draw(self) -> float:
-        """A number in [0, 1) that depends on the token ids alone: order, split, sampled or not."""
-        digest = hashlib.sha256(repr(self.prompt_ids).encode()).digest()
-        return int.from_bytes(digest[:6], "big") / 2**48
+        return number_of(self.prompt_ids)
 
     @property
     def sampling(self) -> Sampling:
         """Two of five answers are sampled, the others are greedy."""
         is_sampled = self.draw * 997 % 1 < SAMPLED_FRAC
         return Sampling(TEMPERATURE, seed=int(self.draw * 2**48)) if is_sampled else Sampling()
-
-
-@dataclass(frozen=True)
-class Row(Prompt):
-    """A prompt and its answer, the end of text included where the target reached it."""
-
-    answer_ids: tuple[int, ...]
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -65,7 +63,7 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def write_rows(
-    decoder: Decoder, prompts: Sequence[Prompt], path: Path, max_new_tokens: int, num_tokens: int
+    decoder: Decoder, prompts: Sequence[Row], path: Path, max_new_tokens: int, num_tokens: int
 ) -> None:
     """Appends answers to prompts that the file does not hold yet, until it holds `num_tokens`.
 
@@ -85,8 +83,7 @@ def write_rows(
     start, num_start, num_shown = time.monotonic(), num_found, num_found
     with path.open("a", encoding="utf-8") as file:
         for done in decoder.loop(requests).run(requests):
-            prompt = left[int(done.request.request_id)]
-            row = Row(prompt.source, prompt.prompt_ids, done.token_ids)
+            row = replace(left[int(done.request.request_id)], answer_ids=done.token_ids)
             file.write(json.dumps(asdict(row)) + "\n")
             num_found += len(done.token_ids)
             if num_found - num_shown >= SHOW_EVERY or num_found >= num_tokens:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .own_text import Prompt
+from .own_text import Row
 
 MAX_CHARACTERS = 1_100
 WORDINGS: dict[str, list[str]] = json.loads(
@@ -16,7 +16,7 @@ WORDINGS: dict[str, list[str]] = json.loads(
 )
 
 
-def chat_prompts(folder: Path, tokenizer: Any) -> list[Prompt]:
+def chat_prompts(folder: Path, tokenizer: Any) -> list[Row]:
     """Every message of the folder's data sets that is short enough, in the chat template.
 
     Args:
@@ -24,7 +24,7 @@ def chat_prompts(folder: Path, tokenizer: Any) -> list[Prompt]:
             `humaneval_dev.jsonl` and books as `*.txt`.
     """
     texts = {text: source for source, text in messages(folder) if len(text) <= MAX_CHARACTERS}
-    return [Prompt(source, chat_ids(tokenizer, text)) for text, source in texts.items()]
+    return [Row(source, chat_ids(tokenizer, text)) for text, source in texts.items()]
 
 
 def chat_ids(tokenizer: Any, message: str) -> tuple[int, ...]:

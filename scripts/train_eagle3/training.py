@@ -65,7 +65,6 @@ def run(
             and at the end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    log = path.with_suffix(".jsonl")
     parts, done = optimizers(model, schedule), {"step": 0, "num_tokens": 0, "wall_s": 0, "cpu_s": 0}
     rates = [part.param_groups[0]["lr"] for part in parts]
     if path.exists():
@@ -74,6 +73,11 @@ def run(
         for part, state in zip(parts, saved["optimizer"], strict=True):
             part.load_state_dict(state)
         done = saved["progress"]
+
+    def note(values: dict[str, Any]) -> None:
+        with path.with_suffix(".jsonl").open("a") as file:
+            file.write(json.dumps(values) + "\n")
+
     wall, cpu = time.time() - done["wall_s"], time.process_time() - done["cpu_s"]
     for step, batch in islice(enumerate(batches), done["step"], schedule.num_steps):
         loss, facts = loss_of(step, batch)
@@ -91,9 +95,9 @@ def run(
         }
         is_last = step + 1 == schedule.num_steps
         if (step + 1) % 10 == 0 or is_last:
-            write_line(log, {"loss": round(float(loss.detach()), 4), **facts, **done})
+            note({"loss": round(float(loss.detach()), 4), **facts, **done})
         if (step + 1) % EVAL_EVERY == 0 or is_last:
-            write_line(log, {"validation": evaluate(step + 1), "step": step + 1})
+            note({"validation": evaluate(step + 1), "step": step + 1})
         if (step + 1) % SAVE_EVERY == 0 or is_last:
             states = [part.state_dict() for part in parts]
             state = {"model": model.state_dict(), "optimizer": states, "progress": done}
@@ -101,9 +105,3 @@ def run(
             path.with_suffix(".tmp").replace(path)  # a crash leaves the previous one whole
         if not bool(loss.isfinite()):
             raise ValueError(f"loss {float(loss)} at step {step}; {path} has an earlier one")
-
-
-def write_line(log: Path, values: dict[str, Any]) -> None:
-    """One JSON line, flushed."""
-    with log.open("a") as file:
-        file.write(json.dumps(values) + "\n")

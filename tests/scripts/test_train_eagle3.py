@@ -10,7 +10,7 @@ import torch
 
 from scripts.train_eagle3 import __main__ as eagle3
 from scripts.train_eagle3 import features, head, own_text, training
-from scripts.train_eagle3.own_text import Prompt, Row
+from scripts.train_eagle3.own_text import Row
 from tests.runtime.toy import VOCAB, toy_config, toy_model
 
 WORDS = "--layers 1 2 3 --steps 4 --rows 4 --draft-vocab 48 --intermediate-size 16 --threads 1"
@@ -48,7 +48,7 @@ class Echo:
 
 
 def test_own_text_goes_on_behind_a_half_written_line(tmp_path: Path) -> None:
-    prompts = [Prompt("toy", row.prompt_ids) for row in rows(12, seed=2)]
+    prompts = [Row("toy", row.prompt_ids) for row in rows(12, seed=2)]
     path, first, second = tmp_path / "own_text.jsonl", Echo(), Echo()
     own_text.write_rows(first, prompts, path, max_new_tokens=8, num_tokens=30)
     path.write_text(path.read_text("utf-8")[:-9], "utf-8")
