@@ -1,1 +1,1 @@
-"""The recipe of the embedded pair: corpus, tokenizer, target, drafters, evaluation."""
+"""The text that the embedded pair's target is trained on: documents and generated problems."""

@@ -1,7 +1,7 @@
 """The embedded pair: a tiny but real target with two drafters, shipped as package data.
 
 It is a fixture for people and tests, never a claim about large models. `record.json` says how
-it was made; `scripts/train_embedded_pair.py` makes it again.
+it was made; `scripts/train_embedded_pair.py` trains another one like it.
 """
 
 from __future__ import annotations
