@@ -207,7 +207,7 @@ def replace(rng: Random, v: Values) -> None:
 def last_word(rng: Random, v: Values) -> None:
     v.first, second = sorted((v.x, v.y))
     v.x, v.y = (v.first, second) if rng.random() < 0.5 else (second, v.first)
-    v.n = next(i for i, c in enumerate(second, 1) if not v.first.startswith(second[:i]))
+    v.n = next(n for n in range(1, len(second) + 1) if not v.first.startswith(second[:n]))
     v.before, v.after = v.first[v.n - 1 : v.n] or "the end", second[v.n - 1]
 
 
