@@ -176,7 +176,8 @@ def fit_rates(
         sizes, half = facts["verify_sizes"], len(gaps) // 2
         rates["verify_token_us"] = sum(gaps[half:]) / (sizes[-1] - sizes[half])
     is_stall = total_us > STALL * fitted_us
-    factor = round(float(total_us[~is_stall].sum() / fitted_us[~is_stall].sum()), 4)
+    goes_on = ~is_stall & (used["verified"] > 0)  # prompts alone are no rounds
+    factor = round(float(total_us[goes_on].sum() / fitted_us[goes_on].sum()), 4)
     ranges = {
         name: Span(low=float(np.min(values)), high=float(np.max(values)))
         for name, (_, values) in dimensions(counts_of(used)).items()
