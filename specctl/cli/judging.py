@@ -102,6 +102,10 @@ def profile(
         from specctl.replay.cost.engine import render_engine
 
         refuse_ignored({"--policy": bool(policy)}, "llama.cpp decides by itself")
+        read = {"--target", "--drafter", "--batch-sizes", "--contexts", "--quick"}
+        read |= set() if url else {"--threads", "--verified-tokens"}
+        ignored = [one for one in (*models.changed, *config.changed) if one not in read]
+        refuse_ignored(dict.fromkeys(ignored, True), "--engine llamacpp does not read it")
         timed = measure_clock(setup.target, setup.drafter, url or (), grid, setup.threads)
         model, has_failed = timed
         facts, shown = model.model_dump(mode="json"), render_engine(model)

@@ -207,6 +207,8 @@ def test_files_that_cannot_be_timed(files: tuple[Path, Path], tmp_path: Path) ->
     target, _ = files
     engine = ("profile", "--engine", "llamacpp", "--quick", "--contexts", "16")
     assert "GGUF files, and embedded is none" in refuses(2, *engine, "--target", "embedded")
+    for option in (("--dtype", "float32"), ("--url", "http://127.0.0.1:9", "--threads", 1)):
+        assert "would be ignored" in refuses(2, *engine, "--target", target, *option)
     whole, cut = target.read_bytes(), tmp_path / "cut.gguf"
     for size in (0, 10, 5000, len(whole) // 2, len(whole) - 1):
         cut.write_bytes(whole[:size])
