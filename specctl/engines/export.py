@@ -431,16 +431,15 @@ def read_exported(path: Path) -> list[tuple[Engine, Policy]]:
     Raises:
         EngineError: settings that the engine would reject, or that are no policy of specctl.
     """
-    folder = path if path.is_dir() else path.parent
-    names, policies = set(os.listdir(path) if path.is_dir() else [path.name]), []
+    is_folder = path.is_dir()
+    folder, policies = path if is_folder else path.parent, []
     for engine in ENGINES.values():
-        if not names.isdisjoint(engine.files):
-            beside = [folder / name for name in engine.files]
-            try:
-                found = {one.name: one.read_text("utf-8") for one in beside if one.is_file()}
-            except (OSError, ValueError) as error:
-                raise EngineError(
-                    f"a file in {folder} cannot be read: {reason_of(error)}"
-                ) from error
+        names = [name for name in engine.files if is_folder or path.name in engine.files]
+        beside = [folder / name for name in names if (folder / name).is_file()]
+        try:
+            found = {one.name: one.read_text("utf-8") for one in beside}
+        except (OSError, ValueError) as error:
+            raise EngineError(f"a file in {folder} cannot be read: {reason_of(error)}") from error
+        if found:
             policies.append((engine, engine.read(found)))
     return policies

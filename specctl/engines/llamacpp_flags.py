@@ -19,7 +19,6 @@ from specctl.engines.engine import (
     MeanRound,
     Method,
     Serving,
-    as_json,
     fixed_shape,
     made,
     parsed,
@@ -177,11 +176,12 @@ def write(policy: Policy, serving: Serving) -> Export:
 
         check_pair(Path(target), Path(model) if os.path.isfile(model) else None)
     if files and serving.folder is None:
-        notes.append(f"With --out, {' and '.join(files)} are written.")
+        notes.append(f"specctl export --out DIR writes {' and '.join(files)}.")
     if serving.synthetic_rates is not None:
         notes.append("Acceptances are made up: time them, and do not read the answers.")
     settings = made(LlamaServer, fields | {"model": target}, "flags of llama-server")
-    content = {FILE: as_json(settings, indent=2) + "\n"}
+    given = settings.model_dump(mode="json", exclude_defaults=True)  # as flags
+    content = {FILE: json.dumps(given, indent=2) + "\n"}
     return Export(settings.flags, files=content, notes=tuple(notes), made=files, target=target)
 
 

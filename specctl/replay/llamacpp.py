@@ -45,8 +45,8 @@ class TextEnd:
         limits = {header.collect.get("max_new_tokens") for header in traces.headers}
         if len(limits) > 1 or None in limits:
             raise TraceError(
-                "--engine llamacpp cuts drafts at the limit of new tokens, and these traces do not "
-                "state one limit",
+                "llama.cpp cuts drafts at the limit of new tokens, and these traces do not state "
+                "one limit",
                 hint="collect them with specctl collect --dense",
             )
         return cls(int(cast(int, limits.pop())), _is_small(str(traces.header.collect["drafter"])))
@@ -64,8 +64,8 @@ class TextEnd:
         if isinstance(shape, TopProbability) and shape.min_draft_tokens > 1:
             if self.is_small is None:
                 raise UsageError(
-                    "--engine llamacpp tests min_draft_tokens by the kind of the drafter, which is "
-                    "not on this machine",
+                    "llama.cpp tests min_draft_tokens by the kind of the drafter, which is not on "
+                    "this machine",
                     hint="download the drafter, or leave min_draft_tokens out",
                 )
             if self.is_small:

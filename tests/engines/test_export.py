@@ -198,6 +198,19 @@ def test_flags_that_llamacpp_would_refuse_or_misread(case: str) -> None:
         ENGINES["llamacpp"].read({LLAMACPP_FILE: json.dumps(chain | WRONG_LLAMACPP[case])})
 
 
+def test_files_of_llamacpp_that_cannot_be_shown(tmp_path: Path) -> None:
+    file = tmp_path / LLAMACPP_FILE
+    for content, says in (
+        (b'{"draft_max": 3}', "llama.cpp calls --draft-max --spec-draft-n-max since April 2026"),
+        (b"\xff", "which is not UTF-8"),
+    ):
+        file.write_bytes(content)
+        assert says in refuses(ENGINE, "show", tmp_path)
+    file.unlink()
+    file.mkdir()
+    assert "is a folder with 'llama-server.json'" in refuses(4, "show", tmp_path)
+
+
 def test_batches_below_sglang_s_first_key_take_its_settings() -> None:
     """Its own choice among several lengths is no policy of ours."""
     late = json.dumps({"4": {"candidate_steps": [3]}, "16": {"candidate_steps": [1]}})
