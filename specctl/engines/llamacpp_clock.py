@@ -228,10 +228,12 @@ def measure_clock(
 def fit(waves: Sequence[Wave], build: str, target: Path, drafter: Path | None) -> EngineCost:
     """The cost model of waves, with its error at every fifth of those with rounds, held out."""
     columns = {n: np.array([getattr(w, n) for w in waves]) * 1.0 for n in vars(waves[0])}
-    is_round = columns["prompt_tokens"] == 0
-    is_held = is_round & (np.cumsum(is_round) % HELD_OUT_EVERY == 0)
+    # in order of size, so that a size that was timed twice is held out once at most
+    by_size = np.lexsort([columns[name] for name in ("levels", "verified", "batch_size")])
+    rounds = by_size[columns["prompt_tokens"][by_size] == 0]
+    is_held = np.isin(np.arange(len(waves)), rounds[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
     used, held = ({n: of[rows] for n, of in columns.items()} for rows in (~is_held, is_held))
-    sizes = np.unique(columns["verified"][columns["prompt_tokens"] == 0].round())
+    sizes = np.unique(used["verified"][used["prompt_tokens"] == 0].round())
     sizes = sizes[: len(sizes) * (len(sizes) > 1)]
     reads = used["drafts"] > 0
     if reads[used["prompt_tokens"] > 0].all():  # nothing tells the drafter's part
