@@ -56,6 +56,7 @@ def export(
         None,
         "vLLM: num_speculative_tokens, if a policy that is followed may become longer",
         default="as many as this policy drafts",
+        group="advanced",
     ),
     log: list[str] | None = option(
         None,
@@ -66,7 +67,9 @@ def export(
         None, "cost_model.json or a named clock: adds times", default="counts only"
     ),
     weights: Literal["float16", "q8_0", "float32"] = option(
-        "float16", "llama.cpp: number format of GGUF files: float16, q8_0, float32"
+        "float16",
+        "llama.cpp: number format of GGUF files: float16, q8_0, float32",
+        group="advanced",
     ),
     synthetic: bool = option(
         False,

@@ -89,12 +89,12 @@ def show(
     what: Annotated[
         str,
         typer.Argument(
-            help="Folder of an artifact or of traces; traces also as s3://... and @sha256:...; an "
-            "artifact of a registry as PLACE/NAME@ALIAS."
+            help="Folder of an artifact, of traces or of an export; traces also as s3://... and "
+            "@sha256:...; an artifact of a registry as PLACE/NAME@ALIAS."
         ),
     ],
 ) -> Answer:
-    """Print an artifact or traces."""
+    """Print an artifact, traces or the policy of an export."""
     from specctl.describe import describe_named
 
     return describe_named(what)
