@@ -105,19 +105,18 @@ def summary(facts: Row) -> Row:
     stages = ("drafter", "answers-choose.jsonl", "traces-choose", "clock-1.json", "tuned-1")
     several = {}
     for slots in [slots for slots in facts["rows"] if slots != "1"]:
-        told = by_words(facts, slots)
+        told, measured = (
+            by_words(facts, slots),
+            {row["setting"]: row for row in facts["rows"][slots]},
+        )
+        found = []
+        for name, words in facts["policies"][slots].items():
+            row, of = measured[name], told.get(words)
+            speed = row["tokens"] / row["wall_s"]
+            found.append(row | {"tokens_per_s": speed, "predicted": of and of["tokens_per_s"]})
         several[slots] = {
-            "rows": [
-                row
-                | {"tokens_per_s": row["tokens"] / row["wall_s"]}
-                | {
-                    "predicted": (told.get(facts["policies"][slots][row["setting"]]) or {}).get(
-                        "tokens_per_s"
-                    )
-                }
-                for row in facts["rows"][slots]
-            ],
-            "by_hand_s": sum(row["start_s"] + row["wall_s"] for row in facts["rows"][slots]),
+            "rows": found,
+            "by_hand_s": sum(r["start_s"] + r["wall_s"] for r in found if r["setting"] != TUNED),
             "ours_s": seconds[f"clock-{slots}.json"] + seconds[f"tuned-{slots}"],
         }
     own = ("policy", "tokens_per_s", "mean_acceptance_length", "equal_to_ar", "paired")
