@@ -160,13 +160,15 @@ def at_slots(
                     pool.submit(server.complete, one.prompt_ids, ground.max_new_tokens)
                     for one in questions
                 ]
-                timings = [job.result().timings for job in jobs]
+                found = [job.result() for job in jobs]
             ended = time.perf_counter()
             server.close()
             row = {
                 "setting": name,
-                "tokens": sum(one.predicted_n for one in timings),
-                "accepted": sum(one.draft_n_accepted for one in timings),
+                "tokens": sum(one.timings.predicted_n for one in found),
+                "num_equal": sum(
+                    one.tokens == of.answer for one, of in zip(found, questions, strict=True)
+                ),
                 "wall_s": ended - started,
                 "start_s": started - began,
             }

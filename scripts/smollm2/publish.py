@@ -150,8 +150,10 @@ def block(result: Row) -> str:
         for row in of["rows"]:
             speed, told = row["tokens_per_s"], row["predicted"]
             figures = (f"{speed:.1f}", "" if told is None else f"{told:.1f}", _off(told, speed))
-            cells.append((TITLES[row["setting"]], *figures, f"{speed / plain:.2f}"))
-        parts.append(_table((f"{slots} requests at a time", *head[1:]), cells))
+            more = (f"{speed / plain:.2f}", str(row["num_equal"]))
+            cells.append((TITLES[row["setting"]], *figures, *more))
+        names = (f"{slots} requests at a time", *head[1:], "same text")
+        parts.append(_table(names, cells))
     cells = [
         (
             f"`{row['policy']}`",

@@ -61,7 +61,10 @@ def result() -> dict[str, Any]:
         "predicted": {"1": {"policies": told}, "4": {"policies": [{"tokens_per_s": 150.0}]}},
         "rows": {
             "1": [row(prompt, name) for prompt in range(NUM_PROMPTS) for name in SETTINGS],
-            "4": [{"setting": n, "tokens": 960, "wall_s": 6.0, "start_s": 1.0} for n in of_slots],
+            "4": [
+                {"setting": n, "tokens": 960, "wall_s": 6.0, "start_s": 1.0, "num_equal": 15}
+                for n in of_slots
+            ],
         },
         "chosen": {"1": CHOSEN, "4": CHOSEN},
         "num_settings": {"1": 44, "4": 20},
@@ -119,7 +122,7 @@ def test_the_table_says_them(result: dict[str, Any]) -> None:
     assert "differ by 10.0% in the median and 10.0% at most, calls by 0.0% and 0.0%" in text
     assert "fastest of 10 is plain decoding; the choice of `tune` ran at × 1.00 of it" in text
     assert "n = 16 held-out prompts, 768 tokens" in text
-    assert "| `ngram-simple` | 160.0 |  |  | 1.00 |" in table
+    assert "| `ngram-simple` | 160.0 |  |  | 1.00 | 15 |" in table
     assert "| `chain` | 20.0 | 1.50 [1.20, 1.80] | 2.00 | yes |" in table
 
 
