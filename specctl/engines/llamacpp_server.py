@@ -182,8 +182,10 @@ class OwnServer(Client):
         try:
             self._server = xllamacpp.Server(params)
         except (RuntimeError, ValueError, OSError) as error:
+            drafter = os.path.basename(getattr(settings, "spec_draft_model", None) or "")
+            files = " and ".join(filter(None, (target.name, drafter)))
             raise EngineError(
-                f"llama.cpp does not start with {target.name}: {one_line(str(error))}",
+                f"llama.cpp does not start with {files}: {one_line(str(error))}",
                 hint="its own log on standard error has the reason",
             ) from error
         super().__init__(self._server.listening_address)
