@@ -48,6 +48,7 @@ CASES: dict[str, tuple[Policy, int]] = {
     "hetero, 4": (HETERO, 4),
     "c2t, 4": (Policy(shape=SCORED["c2t joint"]), 4),
     "hetero, 16": (HETERO, 16),
+    "c2t, 16": (Policy(shape=SCORED["c2t conditional"]), 16),
     "eagle2+survival, 16": (SURVIVAL, 16),
     "echo+echo_budget, 16": (Policy(shape=GATES, budget=ElasticBudget(max_tokens=96)), 16),
 }
