@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,10 @@ def test_an_alarm_and_a_better_policy_while_requests_run(
         done = beside.submit(
             python, MAIN, "recalibrate", recent, "-p", prod, *map(str, search + promote)
         )
-        while not done.done() or session.policy == old:
-            service.serve(changed[:PART])
+        for part in cycle(changed[start : start + PART] for start in range(0, 3 * PART, PART)):
+            if done.done() and session.policy != old:
+                break
+            service.serve(part)  # all of them in turn: the new reference has the traffic's mix
             assert session.follower.last_error is None
             assert not done.done() or "a candidate" in done.result()
         service.serve(changed)
