@@ -29,7 +29,7 @@ BUDGETS = {
     "engines": 3158,
     "watch": 1311,
     "cli": 3190,
-    "tests": 41098,
+    "tests": 41100,
     "benchmarks, scripts": 9143,
     "files of the package": 247,
 }
