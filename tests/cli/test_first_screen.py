@@ -52,7 +52,7 @@ def test_its_commands_work(
     """On the embedded pair, whose traces stand for those of vLLM's plugin."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cost_model.json").write_bytes(cost.read_bytes())
-    write_lines(tmp_path / "p.txt", *(f"How much is {n} + {n}?" for n in range(24)))
+    write_lines(tmp_path / "p.txt", *(f"How much is {n} + {n}?" for n in range(16)))
     given = {"TARGET": "embedded", "DRAFTER": "embedded", "PROMPTS": "p.txt"}
     if engine == "vLLM":
         passes("collect", "p.txt", "--dense", "-o", "traces", "--children", 1, *COLLECT)

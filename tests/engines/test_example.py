@@ -14,7 +14,7 @@ pytest.importorskip("vllm", reason="no vLLM here; make engines has one")
 
 from specctl.artifacts import load_artifact
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import Chain
+from specctl.policy import Chain, RootOnly
 from tests.engines.vllm_engine import ENVIRONMENT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -58,5 +58,7 @@ def test_the_loop_with_vllm_runs(tmp_path: Path) -> None:
     assert len(TraceSet.open(str(tmp_path / "out" / "traces")).prompt_ids) == 32, "none is lost"
     tuned = json.loads((tmp_path / "out" / "tuned" / "tune.json").read_text())
     assert tuned["for_engine"] == "vllm"
-    config = json.loads((tmp_path / "out" / "serve" / "speculative-config.json").read_text())
-    assert 1 <= config["num_speculative_tokens"] <= 5
+    config = tmp_path / "out" / "serve" / "speculative-config.json"
+    pays = load_artifact(tmp_path / "out" / "tuned" / "policy").policy.shape != RootOnly()
+    assert config.exists() == pays, "drafting is served if it pays on this machine's clock"
+    assert not pays or 1 <= json.loads(config.read_text())["num_speculative_tokens"] <= 5

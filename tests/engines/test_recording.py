@@ -15,6 +15,7 @@ import torch
 
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.collect.transfer import Lane, Ready
+from specctl.console import prepare_output
 from specctl.engines import recording
 from specctl.engines.recording import DenseSteps, LiveSteps, StepRecorder
 from specctl.engines.steps import Answered, Drafted, ReadStep, Step, TextEnd, read_steps
@@ -382,3 +383,5 @@ def test_notes_stand_in_vllms_log(monkeypatch: pytest.MonkeyPatch) -> None:
     logging.getLogger("specctl.engines").info("a policy was loaded")
     assert [record.getMessage() for record in seen] == ["a policy was loaded"]
     assert not ours.propagate, "a root logger with a handler would say it again"
+    prepare_output()
+    assert theirs.handlers == [handler], "vLLM's warnings are no lines of our commands"

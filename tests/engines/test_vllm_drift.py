@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ from specctl.logs.trace_set import TraceSet
 from specctl.policy import policy_digest
 from specctl.runtime.load import load_pair
 from specctl.runtime.words import resolve_policy
-from tests.cli.command import NAME, passes
-from tests.cli.command import specctl as called
-from tests.engines.vllm_engine import Engine, engine, ids_of, plain_texts, rows_of, specctl
+from tests.cli.command import NAME, passes, specctl
+from tests.engines.vllm_engine import Engine, engine, ids_of, plain_texts, rows_of
+from tests.hidden import python
 
 K, EVERY, PART, LENGTH = 8, 2, 16, 16
 REFERENCE = 12
 DEPLOYED = "chain:num_draft_tokens=2"
+MAIN = "from specctl.cli import main; main()"
 
 
 def traffic(*categories: str) -> list[Prompt]:
@@ -65,7 +67,7 @@ class Service:
         while not (self._live / "rounds").is_dir() or self.num_logged() < num_live - 1:
             assert not self._running.session.tracers[0].recorder.lost
             threading.Event().wait(0.05)
-        said = called("drift", self._live, *words, "--false-alarm-prob", 0.01, "--json")
+        said = specctl("drift", self._live, *words, "--false-alarm-prob", 0.01, "--json")
         return said.code, json.loads(said.out)
 
     def num_logged(self) -> int:
@@ -111,14 +113,18 @@ def test_an_alarm_and_a_better_policy_while_requests_run(
         recent = f"{live}-dense@{since['finished']}"
         promote = ("--promote", f"{NAME}@prod", *registry, "-o", tmp_path / "again")
         search = ("--for", "vllm", "--cost-model", "line", "--batch-size", 8, "--held-out", 0.5)
-        done = beside.submit(specctl, "recalibrate", recent, "-p", prod, *search, *promote)
-        while not done.done() or session.policy == old:
-            service.serve(changed[:PART])
+        done = beside.submit(
+            python, MAIN, "recalibrate", recent, "-p", prod, *map(str, search + promote)
+        )
+        for part in cycle(changed[start : start + PART] for start in range(0, 3 * PART, PART)):
+            if done.done() and session.policy != old:
+                break
+            service.serve(part)  # all of them in turn: the new reference has the traffic's mix
             assert session.follower.last_error is None
             assert not done.done() or "a candidate" in done.result()
         service.serve(changed)
-        again = service.look("--policy", prod, "--reference", recent)
-        assert again[0] == 0, "no request of two policies counts for the new one"
+        code, _ = service.look("--policy", prod, "--reference", recent)
+        assert code == 0, "no request of two policies counts for the new one"
         session.close()
         assert session.faults.total == 0
         assert not any(tracer.recorder.lost for tracer in session.tracers)

@@ -31,8 +31,8 @@ from tests.engines.vllm_engine import (
     engine,
     ids_of,
     packaged,
+    passes,
     rows_of,
-    specctl,
 )
 
 COUNT, K, BATCH = 44, 5, 8
@@ -94,8 +94,8 @@ def clock(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with followed(root / "policy", root / "steps", CLOCKED[0][0], pair) as running:
         for words, at_once in CLOCKED:
             play(running, root / "policy", words, pair)
-            running.generate(ids_of(training), at_once=at_once)
-    specctl("profile", "--from", root / "steps", "-o", root / "clock.json")
+            running.generate(ids_of(training)[: 8 * at_once], at_once=at_once)
+    passes("profile", "--from", root / "steps", "-o", root / "clock.json")
     return root / "clock.json"
 
 
@@ -111,7 +111,7 @@ def predicted(log: Path, policy: object, clock: Path) -> dict[str, Any]:
     """What replay says of one run of the log through vLLM."""
     as_served = ("--engine", "vllm", "--batch-size", BATCH, "--in-order", "--json")
     words = ("replay", log, "-p", policy, "--cost-model", clock, *as_served)
-    [found] = json.loads(specctl(*words))["policies"]
+    [found] = json.loads(passes(*words))["policies"]
     return dict(found)
 
 
@@ -130,9 +130,9 @@ def test_what_was_predicted_is_what_vllm_does(
 
     best, serve = tmp_path / "best", tmp_path / "serve"
     load = ("--for", "vllm", "--batch-size", BATCH, "--cost-model", "line", "--held-out", 0.4)
-    specctl("tune", tmp_path / "log", *load, "-o", best)
+    passes("tune", tmp_path / "log", *load, "-o", best)
     words = ("--to", "vllm", "--drafter", "embedded", "--trace", tmp_path / "served", "-o", serve)
-    specctl("export", best / "tune.json", *words)
+    passes("export", best / "tune.json", *words)
 
     exported = json.loads((serve / "speculative-config.json").read_text())
     settings = read_settings(str(serve / FILE_NAME))
@@ -206,7 +206,7 @@ def test_step_times_are_foretold(
             for words in SETTINGS:
                 play(second, followers[1][0], words, pair)
                 second.generate(ids_of(others))
-    specctl("profile", "--from", followers[0][1], "-o", tmp_path / "clock.json")
+    passes("profile", "--from", followers[0][1], "-o", tmp_path / "clock.json")
     rounds = rows_of(followers[1][1], "rounds")
     number, size = pl.col("request_id").str.slice(-6).cast(pl.Int64), len(others)
     for place, words in enumerate(SETTINGS):

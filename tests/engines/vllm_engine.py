@@ -33,6 +33,7 @@ from specctl.runtime.conversations import DecodeSettings, conversation_ids
 from specctl.runtime.identity import load_tokenizer
 from specctl.runtime.load import Pair
 from specctl.runtime.words import resolve_policy
+from tests.cli.command import specctl
 
 METHODS = {"eagle3": "eagle3", "small": "draft_model"}
 ENVIRONMENT = {
@@ -180,12 +181,11 @@ def speculative_config(drafter: str, num_speculative_tokens: int, **more: Any) -
     }
 
 
-def specctl(*words: object) -> str:
-    """What a command prints; a refusal fails the test."""
-    command = [sys.executable, "-m", "specctl", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def passes(*words: object) -> str:
+    """What a command prints, warnings aside; a refusal fails the test."""
+    done = specctl(*words)
+    assert done.code == 0, done
+    return done.out
 
 
 # --------------------------------------------------------------------------- as a server

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scripts import synthetic_trace
 from specctl.artifacts import load_artifact
 from specctl.artifacts.manifest import prompt_marks
 from specctl.logs.trace_set import TraceSet
@@ -29,10 +31,11 @@ RATES = (
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log, another with its prompts and ten more, two fits of one split, one of another."""
     folder = tmp_path_factory.mktemp("held-out")
-    random_traces(folder / "traces", num_prompts=NUM_PROMPTS, depth=3, top_k=2)
-    random_traces(folder / "other", num_prompts=NUM_PROMPTS + 10, depth=3, top_k=2, seed=1)
     linear_file(folder / "cost.json")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic_trace, "POSITIONS", 32)
+        random_traces(folder / "traces", num_prompts=NUM_PROMPTS, depth=3, top_k=2)
+        random_traces(folder / "other", num_prompts=NUM_PROMPTS + 10, depth=3, top_k=2, seed=1)
         patch.chdir(folder)
         for name, seed in (("mine", 0), ("yours", 0), ("else", 5)):
             fit = ("fit", "survival", "traces", "-o", name, "--seed", seed, "--num-bins", 4)
@@ -63,6 +66,15 @@ def words_of(*words: object) -> str:
     found = specctl(*words)
     assert found.code == 0, found
     return " ".join(found.out.split())
+
+
+@cache
+def tuned(family: str) -> tuple[dict[str, Any], str, str]:
+    """The document of a run that is kept in `tuned-FAMILY`, its warnings and its table."""
+    found = specctl(*TUNE[:-4], "-o", f"tuned-{family}", *QUICK, "--family", family)
+    assert found.code == 0, found
+    document: dict[str, Any] = json.loads(Path(f"tuned-{family}/tune.json").read_text("utf-8"))
+    return document, found.err, " ".join(found.out.split())
 
 
 REPLAY = ("replay", "traces", "-p", "chain:num_draft_tokens=2", "--cost-model", "cost.json", *QUICK)
@@ -127,13 +139,11 @@ def test_one_split_is_that_of_all_verbs() -> None:
     """By their defaults: what the fit held out is what the ladder and tuning measure."""
     held_out = len(split().held_out)
     ladder, said = found_by(*LADDER, "-p", "mine", "-p", "yours=yours")
-    tuned, also_said = found_by(*TUNE, "--family", "mine")
+    chosen, also_said, _ = tuned("mine")
     replayed, _ = found_by(*REPLAY, "-p", "mine")
     assert (said, also_said) == ("", "")
-    assert {found["prompts_digest"] for found in (ladder, tuned, replayed)} == {
-        ladder["prompts_digest"]
-    }
-    for found in (ladder, tuned):
+    assert len({found["prompts_digest"] for found in (ladder, chosen, replayed)}) == 1
+    for found in (ladder, chosen):
         assert found["num_prompts"] == {"train": NUM_PROMPTS - held_out, "held_out": held_out}
         assert "num_prompts_left_out" not in found
 
@@ -166,36 +176,35 @@ def test_a_row_on_its_training_prompts_is_marked_and_wins_nothing() -> None:
 
 def test_the_ladder_marks_a_policy_on_its_training_prompts() -> None:
     words = (*LADDER, "-p", "best=mine", "--all-prompts", "--held-out", 0.5)
-    assert found_by(*words)[0]["scored_on_training_prompts"] == ["best"]
     assert "best†" in words_of(*words)
+    found = json.loads(Path("ladder/ladder.json").read_text("utf-8"))
+    assert found["scored_on_training_prompts"] == ["best"]
 
 
 def test_tune_chooses_no_family_that_was_fitted_on_the_held_out_prompts() -> None:
-    words = (*TUNE, "--family", "else")
-    found, said = found_by(*words)
+    found, said, shown = tuned("else")
     [label] = found["scored_on_training_prompts"]
     assert label.startswith("else")
     assert label not in (found["chosen"], found["winner_on_train"])
     assert (found["chosen"], found["beats_static"]) == (found["baseline"], False)
     assert "else: fitted on" in said
-    shown = words_of(*words)
+    assert "give --held-out 0.2 --seed 5, as it was fitted" in said
     assert "† fitted on some of these prompts" in shown
-    card = Path("tuned/policy/README.md").read_text("utf-8")
+    card = Path("tuned-else/policy/README.md").read_text("utf-8")
     assert f"| {label}† |" in card
     assert "† fitted on some of these prompts" in card
 
 
 def test_the_page_says_what_the_choice_saw() -> None:
-    found, _ = found_by(*TUNE, "--family", "else")
-    [label] = found["scored_on_training_prompts"]
-    page, _ = found_by("report", "--tune", "tuned/tune.json", "-o", "report.html")
+    [label] = tuned("else")[0]["scored_on_training_prompts"]
+    page, _ = found_by("report", "--tune", "tuned-else/tune.json", "-o", "report.html")
     answer = page["sections"]["recommendation"]
     assert "never saw" not in answer["basis"]
     assert f"on some of which {label} was fitted" in answer["basis"]
     assert any(line.startswith("† fitted on") for line in answer["notes"])
     assert f"{label.partition(':')[0]}†" in Path("report.html").read_text("utf-8")
-    found_by(*TUNE, "--family", "mine")
-    page, _ = found_by("report", "--tune", "tuned/tune.json", "-o", "report.html")
+    tuned("mine")
+    page, _ = found_by("report", "--tune", "tuned-mine/tune.json", "-o", "report.html")
     assert "which the choice never saw" in page["sections"]["recommendation"]["basis"]
 
 
@@ -218,22 +227,16 @@ def advice(*words: object) -> str:
 
 
 def test_the_split_of_the_artifact_is_advised_where_it_helps() -> None:
-    for verb, option in ((LADDER, "-p"), (TUNE, "--family")):
-        found = advice(*verb, option, "else")
-        assert found == "give --held-out 0.2 --seed 5, as it was fitted"
-        again, said = found_by(*verb, option, "else", "--held-out", 0.2, "--seed", 5)
-        assert "scored_on_training_prompts" not in again
-        assert said == ""
+    assert advice(*LADDER, "-p", "else") == "give --held-out 0.2 --seed 5, as it was fitted"
+    again, said = found_by(*LADDER, "-p", "else", "--held-out", 0.2, "--seed", 5)
+    assert "scored_on_training_prompts" not in again
+    assert said == ""
 
 
 def test_another_fit_is_advised_where_splits_differ() -> None:
     passes("fit", "survival", "traces", "-o", "one", "--seed", 3, "--num-bins", 4)
-    for verb, option in ((REPLAY, "-p"), (TUNE, "--family")):
-        found = advice(*verb, option, "one", option, "else")
-        assert found == f"fit it again with --held-out {HELD_OUT_FRAC:g} --seed 0"
-        again, said = found_by(*verb, option, "mine", option, "yours")
-        assert "scored_on_training_prompts" not in again
-        assert said == ""
+    found = advice(*REPLAY, "-p", "one", "-p", "else")
+    assert found == f"fit it again with --held-out {HELD_OUT_FRAC:g} --seed 0"
 
 
 def test_a_set_without_two_sides_of_eight_says_how_many_it_takes(tmp_path: Path) -> None:
@@ -248,8 +251,8 @@ def test_a_set_without_two_sides_of_eight_says_how_many_it_takes(tmp_path: Path)
 
 def test_the_ladder_stands_beside_the_tuned_setting_on_the_same_prompts_alone() -> None:
     marks = {}
+    found_by(*TUNE)
     for share in (0.2, 0.5):
-        found_by(*TUNE)
         found_by(*LADDER[:2], "--cost-model", "cost.json", "-o", "ladder", "--held-out", share)
         words = ("--tune", "tuned/tune.json", "--ladder", "ladder/ladder.json", "-o", "report.html")
         page, _ = found_by("report", *words)

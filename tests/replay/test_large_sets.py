@@ -104,7 +104,8 @@ def write_limited(work: Path, allowed: int) -> None:
                 size, turn = size + sum(rows.nbytes for rows in fresh.values()), turn + 1
 
 
-@pytest.mark.parametrize("verb", ["replay", pytest.param("tune", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("verb", ALLOWED)
 def test_a_set_eight_times_larger_than_memory(verb: str, tmp_path: Path) -> None:
     """Under a limit that its rows do not fit into, the figures are those of all the memory.
 

@@ -40,7 +40,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
     folder = tmp_path_factory.mktemp("dense") / "traces"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(synthetic_trace, "DIGESTS", digests)
-        patch.setattr(synthetic_trace, "POSITIONS", 24)
+        patch.setattr(synthetic_trace, "POSITIONS", 12)
         return random_traces(folder, num_prompts=24, depth=3, top_k=2)
 
 

@@ -37,24 +37,19 @@ PLAIN = Policy(shape=RootOnly())
 CHAIN, TREE = Policy(shape=Chain(num_draft_tokens=4)), Policy(shape=BASE)
 # Edges inside the range of Φ at depth 5, so that several bins occur.
 HETERO = Policy(shape=EntropyBins(base=BASE, edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)))
+SURVIVAL = Policy(shape=BASE, budget=SurvivalBudget(max_tokens=80))
 GATES = SparseGates(depth=5, gate_levels=(1, 2), thresholds=(0.5, 0.3), num_tokens=24)
-
-
-def survival(max_tokens: int) -> Policy:
-    return Policy(shape=BASE, budget=SurvivalBudget(max_tokens=max_tokens))
 
 
 CASES: dict[str, tuple[Policy, int]] = {
     "chain, 1": (CHAIN, 1),
     "eagle2, 1": (TREE, 1),
-    "hetero, 1": (HETERO, 1),
     "chain, 4": (CHAIN, 4),
     "hetero, 4": (HETERO, 4),
     "c2t, 4": (Policy(shape=SCORED["c2t joint"]), 4),
-    "eagle2+survival, 4": (survival(24), 4),
     "hetero, 16": (HETERO, 16),
     "c2t, 16": (Policy(shape=SCORED["c2t conditional"]), 16),
-    "eagle2+survival, 16": (survival(80), 16),
+    "eagle2+survival, 16": (SURVIVAL, 16),
     "echo+echo_budget, 16": (Policy(shape=GATES, budget=ElasticBudget(max_tokens=96)), 16),
 }
 """A policy and a batch size; with a shared budget most passes must have been packed."""

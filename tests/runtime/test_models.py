@@ -162,7 +162,7 @@ PAIRS = {"eagle3": pair, "small": small_pair}
 @pytest.mark.parametrize("drafter", PAIRS)
 def test_requests_read_together_as_alone(drafter: str) -> None:
     """Texts of different lengths in one pass of the drafter, as after a round."""
-    policy, given = Policy(shape=StaticTree(depth=5, top_k=6, num_tokens=24)), toy_requests(5, 20)
+    policy, given = Policy(shape=StaticTree(depth=5, top_k=6, num_tokens=24)), toy_requests(5, 12)
     alone, together = (
         {
             done.request.request_id: (done.token_ids, done.metrics.accepted_lengths)

@@ -135,7 +135,7 @@ def texts(device: str) -> dict[str, Any]:
     for policy, drafter in (("eagle2", "embedded"), ("chain", "embedded:small"), ("ar", None)):
         options: dict[str, Any] = {"device": device, "dtype": "float32", "batch_size": 2}
         decoder = Decoder.from_pretrained("embedded", drafter, policy=policy, **options)
-        answers = decoder.generate(PROMPTS, max_new_tokens=12)
+        answers = decoder.generate(PROMPTS, max_new_tokens=6)
         found[policy] = [[one.text, one.metrics.accepted_lengths] for one in answers]
     return found
 
@@ -145,7 +145,7 @@ def run(folder: Path, both: str = f"{NAME}:0,{NAME}:1") -> None:
     register()
     prompts = folder / "prompts.txt"
     prompts.write_text("\n".join(PROMPTS) + "\n")
-    options = ["--dense", "--depth", "3", "--children", "4", "--max-new-tokens", "8"]
+    options = ["--dense", "--depth", "3", "--children", "2", "--max-new-tokens", "4"]
     for name, device in (("cpu", "cpu"), ("both", both)):
         words = ["collect", prompts, "-o", folder / name, "--device", device, "--dtype", "float32"]
         outcome = specctl(*words, *options)

@@ -84,10 +84,10 @@ def test_failures_stand_with_their_reason() -> None:
 
 
 def test_parts_of_a_file_are_disjoint_and_have_every_cuda_test() -> None:
-    for name, parts in cuda_tests.PARTS.items():
-        file = f"tests/{name}.py"
-        words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "cuda", file]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    files = {f"tests/{name}.py": parts for name, parts in cuda_tests.PARTS.items()}
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "cuda", *files]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    for file, parts in files.items():
         tests = [line for line in done.stdout.splitlines() if line.startswith(file)]
         assert len(tests) > 10, done.stdout
         for test in tests:

@@ -73,8 +73,8 @@ def test_a_scorer_that_reads_the_text_is_watched_on_rounds_alone(
     """Its texts are put together from roots and accepted tokens. A prompt or two where the dense
     trees lack what it would expand are left out."""
     fitted, live = tmp_path / "c2t", tmp_path / "live"
-    features = "draft_logp,depth,copy_length"
-    passes("fit", "c2t", dense.parts[0].place.name, "-o", fitted, "--features", features)
+    features = ("--features", "draft_logp,depth,copy_length", "--epochs", 8, "--hidden", 8)
+    passes("fit", "c2t", dense.parts[0].place.name, "-o", fitted, *features)
     passes("collect", "embedded", "-o", live, "--policy", fitted, "--batch-size", 4, *LIMIT)
     policy = resolve_policy(str(fitted)).policy
     served, replayed = (
@@ -99,7 +99,7 @@ def test_a_scorer_that_reads_the_text_is_watched_on_rounds_alone(
 
 def test_rounds_of_another_policy_are_no_reference(dense: TraceSet, tmp_path: Path) -> None:
     live = tmp_path / "live"
-    passes("collect", "embedded", "-o", live, "--policy", "eagle2", *LIMIT)
+    passes("collect", "embedded", "-o", live, "--policy", "eagle2", "--limit", 1, *LIMIT[2:])
     with pytest.raises(TraceEmptyError, match="hold no rounds of the policy"):
         read_prompts(TraceSet.open(str(live)), resolve_policy("chain").policy)
 

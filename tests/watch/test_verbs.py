@@ -208,7 +208,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_reference_that_lacks_the_policy_is_refused(dense: Path, tmp_path: Path) -> None:
     """The served prompts are those of the reference, so that nothing has changed."""
     live, wide = tmp_path / "live", "threshold:depth=8:top_k=10"
-    passes("collect", "embedded", "-o", live, "--policy", wide, "--limit", 40, *LENGTH)
+    passes("collect", "embedded", "-o", live, "--policy", wide, "--limit", 10, *LENGTH)
     said = refuses(4, "drift", live, "-p", wide, "--reference", dense)
     assert "are missing, in trees of --depth 6 --children 4" in said
     assert "collect with --dense --depth 8 --children 10" in said
