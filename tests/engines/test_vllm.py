@@ -1,7 +1,7 @@
 """vLLM with the plugin: texts are those of plain decoding, calls and drafts those of replay, rows
 those of `collect`.
 
-`make engines` runs `PASSES` on 16 prompts; with SPECCTL_TEST_ENGINES=all, as in `make nightly`,
+`make engines` runs `PASSES` on 24 prompts; with SPECCTL_TEST_ENGINES=all, as in `make nightly`,
 every policy of both drafters runs at both batch sizes, on 60.
 """
 
@@ -47,7 +47,7 @@ from tests.engines.vllm_engine import (
 )
 
 IS_ALL = os.environ.get("SPECCTL_TEST_ENGINES") == "all"
-COUNT, K = 60 if IS_ALL else 16, 5
+COUNT, K = 60 if IS_ALL else 24, 5
 BASE = "eagle2:depth=3:top_k=1:num_tokens=4"
 COSTS = StepCost(token_counts=(8, 16, 32, 48), step_us=(3000.0, 3600.0, 5400.0, 7200.0))
 SHARED = {
@@ -283,7 +283,7 @@ def test_texts_are_those_of_plain_decoding(ours: Ours, theirs: Theirs) -> None:
 
 
 def compare(one: pl.DataFrame, other: pl.DataFrame, *, without: set[str]) -> None:
-    """Rows are equal, floats within 1e-4 (above 10: 1e-5 of it); requests match by their order."""
+    """Rows are equal, floats within 1e-4; requests are matched by their order."""
     assert len(one) == len(other) > 0
     names = [one["request_id"].unique().sort(), other["request_id"].unique().sort()]
     other = other.with_columns(pl.col("request_id").replace_strict(names[1], names[0]))
@@ -291,8 +291,7 @@ def compare(one: pl.DataFrame, other: pl.DataFrame, *, without: set[str]) -> Non
         mine, theirs = one[column], other[column]
         assert mine.is_null().equals(theirs.is_null()), column
         if mine.dtype == pl.Float32:
-            off = (mine - theirs).abs() / theirs.abs().clip(lower_bound=10.0)
-            assert float(off.max() or 0.0) < 1e-5, column
+            assert float((mine - theirs).abs().max() or 0.0) < 1e-4, column
         else:
             assert mine.cast(pl.String).equals(theirs.cast(pl.String), null_equal=True), column
 
