@@ -18,9 +18,9 @@ HELD_OUT := --held-out 0.4
 FORCE = $$(cat .demo/force 2> /dev/null)
 PROFILE = $(BIN)/specctl profile -o .demo/cost_model.json --batch-sizes 1 --threads 1 \
   --policy threshold --policy .demo/hetero/
-CHOSEN = .demo/traces --cost-model .demo/cost_model.json $(HELD_OUT) $(FORCE)
-TUNE = $(BIN)/specctl tune $(CHOSEN) --family threshold --family .demo/hetero/ -o .demo/tuned
-LADDER = $(BIN)/specctl ladder $(CHOSEN) -p eagle2 -p .demo/hetero/ -o .demo/ladder
+EVIDENCE = .demo/traces --cost-model .demo/cost_model.json $(HELD_OUT) $(FORCE)
+TUNE = $(BIN)/specctl tune $(EVIDENCE) --family threshold --family .demo/hetero/ -o .demo/tuned
+LADDER = $(BIN)/specctl ladder $(EVIDENCE) -p eagle2 -p .demo/hetero/ -o .demo/ladder
 
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
@@ -109,6 +109,7 @@ clean:  ## Remove .venv, .venv-engines, .demo and caches.
 	  .import_linter_cache
 	find specctl tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Most of what is installed is never imported: nothing is compiled ahead.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev]'

@@ -59,7 +59,7 @@ def register() -> None:
 def log_beside_vllm() -> None:
     """Sends specctl's log to vLLM's handlers; Python drops notes of loggers without handlers."""
     ours, theirs = logging.getLogger("specctl"), logging.getLogger("vllm")
-    ours.handlers = theirs.handlers[:]
+    ours.handlers = theirs.handlers[:]  # a copy: a command adds its own
     ours.setLevel(theirs.level)
     ours.propagate = theirs.propagate
 

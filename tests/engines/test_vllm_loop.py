@@ -31,7 +31,7 @@ from tests.engines.vllm_engine import (
     engine,
     ids_of,
     packaged,
-    passes,
+    printed,
     rows_of,
 )
 
@@ -95,7 +95,7 @@ def clock(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for words, at_once in CLOCKED:
             play(running, root / "policy", words, pair)
             running.generate(ids_of(training)[: 8 * at_once], at_once=at_once)
-    passes("profile", "--from", root / "steps", "-o", root / "clock.json")
+    printed("profile", "--from", root / "steps", "-o", root / "clock.json")
     return root / "clock.json"
 
 
@@ -111,7 +111,7 @@ def predicted(log: Path, policy: object, clock: Path) -> dict[str, Any]:
     """What replay says of one run of the log through vLLM."""
     as_served = ("--engine", "vllm", "--batch-size", BATCH, "--in-order", "--json")
     words = ("replay", log, "-p", policy, "--cost-model", clock, *as_served)
-    [found] = json.loads(passes(*words))["policies"]
+    [found] = json.loads(printed(*words))["policies"]
     return dict(found)
 
 
@@ -130,9 +130,9 @@ def test_what_was_predicted_is_what_vllm_does(
 
     best, serve = tmp_path / "best", tmp_path / "serve"
     load = ("--for", "vllm", "--batch-size", BATCH, "--cost-model", "line", "--held-out", 0.4)
-    passes("tune", tmp_path / "log", *load, "-o", best)
+    printed("tune", tmp_path / "log", *load, "-o", best)
     words = ("--to", "vllm", "--drafter", "embedded", "--trace", tmp_path / "served", "-o", serve)
-    passes("export", best / "tune.json", *words)
+    printed("export", best / "tune.json", *words)
 
     exported = json.loads((serve / "speculative-config.json").read_text())
     settings = read_settings(str(serve / FILE_NAME))
@@ -206,7 +206,7 @@ def test_step_times_are_foretold(
             for words in SETTINGS:
                 play(second, followers[1][0], words, pair)
                 second.generate(ids_of(others))
-    passes("profile", "--from", followers[0][1], "-o", tmp_path / "clock.json")
+    printed("profile", "--from", followers[0][1], "-o", tmp_path / "clock.json")
     rounds = rows_of(followers[1][1], "rounds")
     number, size = pl.col("request_id").str.slice(-6).cast(pl.Int64), len(others)
     for place, words in enumerate(SETTINGS):

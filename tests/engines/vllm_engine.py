@@ -181,7 +181,7 @@ def speculative_config(drafter: str, num_speculative_tokens: int, **more: Any) -
     }
 
 
-def passes(*words: object) -> str:
+def printed(*words: object) -> str:
     """What a command prints, warnings aside; a refusal fails the test."""
     done = specctl(*words)
     assert done.code == 0, done

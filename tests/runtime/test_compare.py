@@ -53,7 +53,7 @@ def test_sampled_texts_are_equal_where_rounding_is_negligible() -> None:
 
 def test_bfloat16_divergences_are_ties() -> None:
     pair = load_pair("embedded", "embedded", device="cpu", dtype="bfloat16")
-    results = compared(pair, DecodeSettings(12))
+    results = compared(pair, DecodeSettings(24))
     tolerance = rounding_of(pair)
     for result in results:
         for divergence in result.divergences or []:
