@@ -189,11 +189,20 @@ class PromptError(InputError):
 
 
 class PromptLineError(PromptError):
-    """One malformed line of a prompt file; `line` is 1-based."""
+    """One entry of a file that cannot be used.
 
-    def __init__(self, path: str, line: int, problem: str, *, hint: str = "") -> None:
-        self.path, self.line = path, line
-        super().__init__(f"{path}, line {line}: {problem}", hint=hint)
+    Args:
+        place: of the entry, e.g. `line 3`.
+        reason: equal for all entries of one kind.
+        detail: of this entry.
+    """
+
+    def __init__(
+        self, path: str, place: str, reason: str, detail: str = "", *, hint: str = ""
+    ) -> None:
+        self.path, self.place, self.reason, self.detail = path, place, reason, detail
+        problem = f"{reason}: {detail}" if detail else reason
+        super().__init__(f"{path}, {place}: {problem}", hint=hint)
 
 
 class PromptTooLongError(PromptError):

@@ -69,7 +69,11 @@ def test_a_refusal_says_its_facts_and_what_to_do() -> None:
 
 def test_an_error_of_another_process_is_the_same() -> None:
     coded = ArtifactError("E_SIZE", "config.json", "expected less, found more", artifact="./a")
-    for error in (coded, PromptLineError("p.txt", 7, "no text"), InputError("x", hint="y")):
+    for error in (
+        coded,
+        PromptLineError("p.txt", "line 7", "no text", "x"),
+        InputError("x", hint="y"),
+    ):
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 

@@ -66,10 +66,12 @@ def collect(
         limit=models.limit,
         limit_seed=models.limit_seed,
         hide_text=hide_text,
+        strict=models.strict,
     )
     texts = None
     if settings.responses is not None:
-        texts = load_responses(settings.responses, hide_text=hide_text)
+        texts = load_responses(settings.responses, hide_text=hide_text, strict=models.strict)
+        loaded = texts.answered(loaded, strict=models.strict)
     there = {"device": "cpu"} if settings.is_spread else {}  # checked on the workers' machines
     models.model_copy(update=there).check()
 
@@ -77,8 +79,6 @@ def collect(
 
     work = Work(settings, models, out, named)
     if settings.is_spread:
-        if texts is not None:
-            texts.check_cover(loaded)
         loaded = [prompt for prompt in loaded if part.holds(prompt.prompt_id)]
         with progress(FINISHED, len(loaded)):
             found = collect_on_ray(work, loaded, texts)

@@ -92,7 +92,11 @@ def run(
     if out is not None:
         prepare_folder(out)
     loaded = load_prompts(
-        prompts, format=config.format, limit=config.limit, limit_seed=config.limit_seed
+        prompts,
+        format=config.format,
+        limit=config.limit,
+        limit_seed=config.limit_seed,
+        strict=config.strict,
     )
     # Before models load, so that a mistyped policy shows at once.
     specs = compare or policy or "eagle2"

@@ -1,48 +1,71 @@
-"""Reads prompts from files. Errors name the line or row.
+"""Prompts of files, as people have them.
 
-| format       | keys read                                             | decoded as       |
-|--------------|-------------------------------------------------------|------------------|
-| `spec-bench` | turns, question_id, category                          | chat             |
-| `humaneval`  | prompt, task_id                                       | raw continuation |
-| `gsm8k`      | question, answer (the number after ####), id          | chat             |
-| `sharegpt`   | conversations (the human turns only), id              | chat             |
-| `jsonl`      | prompt or turns, id, category, answer, raw            | chat unless raw  |
-| `text`       | one line is one prompt                                | chat             |
+| key                                        | prompt                                             |
+|--------------------------------------------|----------------------------------------------------|
+| `messages`, `conversations`, `conversation`| the user's turns; system texts in front stand      |
+|                                            | before them; replies and turns of tools are left   |
+|                                            | out, as the target writes its own                  |
+| `turns`                                    | a list of turns of a user                          |
+| `prompt`, `question`, `text`, `input`      | one turn, or a list as above                       |
+| `instruction`                              | one turn                                           |
+| `input`, `context` beside one of these     | stands below it                                    |
+| `system`, `system_prompt`                  | stands before the first turn                       |
+| `body` (a request of an OpenAI batch file) | what is asked last; all before it is given         |
 
-All but `text` are JSON lines, one JSON array, or Parquet with the keys as columns; SPEED-Bench is
-`spec-bench` as Parquet.
+A message is `role`/`content` (a text, or text parts, joined by line feeds as vLLM 0.32 joins them,
+vllm/renderers/chat_utils.py) or `from`/`value`. The shapes are those of SpecForge, ShareGPT, the
+chat datasets of the Hugging Face Hub, MT-Bench, Alpaca, Dolly, OpenOrca, TRL, and of
+`vllm run-batch` (vllm/entrypoints/launchers/run_batch.py). `prompt_files` has the kinds of files.
+
+Nothing is guessed: an entry without a text of a user, with images, or of two different texts is
+skipped and counted.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
-from specctl.answers import final_answer
-from specctl.durable import file_sha256
-from specctl.embedded import PROMPTS
-from specctl.errors import (
-    PromptError,
-    PromptLineError,
-    UsageError,
-    check_choice,
-    reason_of,
-    shown,
+from specctl.answers import MARKER, final_answer
+from specctl.collect.prompt_files import (
+    ANSWERS,
+    FORMATS,
+    TALKS,
+    TEXTS,
+    Entry,
+    Skipped,
+    entries,
+    is_blank,
+    kind,
+    readable,
 )
+from specctl.embedded import PROMPTS
+from specctl.errors import PromptError, PromptLineError, UsageError, check_choice
 
 log = logging.getLogger(__name__)
 EMBEDDED = "embedded"
-MAX_NAME_BYTES = 256
-"""Longest id or category; every row repeats them."""
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 """Start of SPEED-Bench turns whose text NVIDIA may not redistribute."""
+UNFILLED = (
+    "SPEED-Bench's placeholder, which NVIDIA's prepare_data.py fills in (Model-Optimizer, "
+    "examples/specdec_bench)"
+)
+ROLES = {
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "function", "observation", "function_call", "ipython"), "tool"),
+    **dict.fromkeys(("tool_call", "tool_response", "function_response"), "tool"),
+}
+"""Roles by their words in datasets and requests."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +78,7 @@ class Prompt:
         turns: the user's messages, at least one, none blank.
         answer: the checkable answer, if there is one.
         chat: apply the tokenizer's chat template; False continues the text as it is.
+        before: given messages before the first turn: role (system, user or assistant) and text.
     """
 
     prompt_id: str
@@ -62,89 +86,7 @@ class Prompt:
     turns: tuple[str, ...]
     answer: str | None = None
     chat: bool = True
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of a file, one item of a JSON array, or one row of a Parquet file."""
-
-    path: str
-    number: int = 1
-    unit: str = "line"  # or item, or row
-    # Stands in ids in place of the text's digest, which lets others confirm a guessed text.
-    mark: str = ""
-    row: Mapping[str, Any] = field(default_factory=dict)  # the JSON object, or non-null columns
-
-    @classmethod
-    def first(cls, path: Path, *, hide_text: bool) -> Self:
-        """The first line of a file."""
-        return cls(str(path), mark=file_sha256(path)[:8] if hide_text else "")
-
-    def refuse(self, problem: str, fix: str = "") -> PromptError:
-        """The error for this entry."""
-        if self.unit == "line":
-            return PromptLineError(self.path, self.number, problem, hint=fix)
-        what = f"{self.path}, {self.unit} {self.number}"
-        return PromptError(f"{what}: {problem}", hint=fix)
-
-    def with_row(self, value: object) -> Entry:
-        """This entry with a JSON value as its row."""
-        if not isinstance(value, dict):
-            raise self.refuse(f"this is {_kind(value)}, not a JSON object")
-        return replace(self, row=value)
-
-    def checked(self, text: object, name: str, max_bytes: int | None = None) -> str:
-        """A string that is not blank and can be encoded.
-
-        JSON can spell half a surrogate pair, which no tokenizer encodes.
-        """
-        if not isinstance(text, str):
-            raise self.refuse(f"{name} must be a string, not {_kind(text)}")
-        if not text.strip():
-            raise self.refuse(f"{name} is blank")
-        if any("\ud800" <= char <= "\udfff" for char in text):
-            raise self.refuse(f"{name} contains half a surrogate pair")
-        num_bytes = len(text.encode())
-        if max_bytes is not None and num_bytes > max_bytes:
-            raise self.refuse(f"{name} has {num_bytes} bytes, more than {max_bytes}")
-        return text
-
-    def keys(self) -> str:
-        """The keys that are there, for an error message."""
-        name = "columns" if self.unit == "row" else "keys"
-        return f"{name} {sorted(self.row)[:8]}"
-
-    def text(self, key: str) -> str:
-        """The text under a key."""
-        if key not in self.row:
-            raise self.refuse(f"no key {key!r} among {self.keys()}")
-        return self.checked(self.row[key], repr(key))
-
-    def texts(self, turns: object) -> tuple[str, ...]:
-        """The turns of a prompt."""
-        if not isinstance(turns, list):
-            raise self.refuse(f"'turns' must be a list of strings, not {_kind(turns)}")
-        if not turns:
-            raise self.refuse("'turns' is empty")
-        return tuple(self.checked(turn, "a turn") for turn in turns)
-
-    def category(self) -> str:
-        """The category, empty if unknown."""
-        given = self.row.get("category")
-        return "" if given is None else self.checked(given, "'category'", MAX_NAME_BYTES)
-
-    def identifier(self, key: str, turns: tuple[str, ...] | None) -> str | None:
-        """The entry's own id, or its place and eight digits of a digest of its turns or the file.
-
-        With the place alone, `--resume` with another file would take its line 3 as done.
-        """
-        found = self.row.get(key)
-        if found is None and turns is not None:
-            mark = self.mark or hashlib.sha256("\0".join(turns).encode()).hexdigest()[:8]
-            return f"{self.unit}-{self.number}-{mark}"
-        if isinstance(found, int) and not isinstance(found, bool):
-            return str(found)
-        return None if found is None else self.checked(found, repr(key), MAX_NAME_BYTES)
+    before: tuple[tuple[str, str], ...] = ()
 
 
 def load_prompts(
@@ -154,51 +96,66 @@ def load_prompts(
     limit: int | None = None,
     limit_seed: int = 0,
     hide_text: bool = False,
+    strict: bool = False,
 ) -> list[Prompt]:
-    """Reads prompts in file order, without turns that are only a `PLACEHOLDER`.
+    """Reads prompts in file order. What cannot be used is skipped and counted by a warning.
+
+    Two prompts of one id are named by their places; an equal one is skipped.
 
     Args:
         source: a file, or `embedded` for the set that ships with the package (`./embedded` for
             a file of that name).
-        format: one of `FORMATS`. `auto`: `.txt` is text, otherwise the keys of the first record
-            decide (see the table above).
+        format: `text` takes each line of any file as a prompt; `auto` only those of `.txt`.
         limit: largest number of prompts, see `spread`.
         limit_seed: chooses them.
         hide_text: name prompts without an id by the file, see `Entry`.
+        strict: refuse an entry that cannot be used.
 
     Raises:
         UsageError: an unknown format, or a limit below 1.
-        PromptError: a file that is missing, empty, of no known format, without any text, or with
-            one id twice; `PromptLineError` if one line is at fault.
+        PromptError: a file that is missing, unreadable, or holds no prompt that can be used;
+            `PromptLineError` for one entry, if it is the only one, or with `strict`.
     """
     check_choice("--format", format, FORMATS)
     if limit is not None and limit < 1:
         raise UsageError(f"--limit must be at least 1, not {limit}")
     path = PROMPTS if source == EMBEDDED else Path(source)
-    first: dict[str, Entry] = {}  # one id for two prompts would put both on one side of a split
-    prompts, num_empty = [], 0
+    skipped, notes = Skipped(path, strict=strict), Counter[str]()
+    prompts: list[Prompt] = []
+    # One id for two prompts would put both on one side of a split.
+    holders: dict[str, tuple[int, Entry]] = {}
     with readable(path, f"name a prompt file, or {EMBEDDED!r}"):
-        for entry, prompt in _parse(Entry.first(path, hide_text=hide_text), format):
-            earlier = first.setdefault(prompt.prompt_id, entry)
-            if earlier is not entry:
-                before = f"{earlier.unit} {earlier.number}"
-                raise entry.refuse(f"{before} has the id {prompt.prompt_id!r} too")
-            if any(turn.startswith(PLACEHOLDER) for turn in prompt.turns):
-                num_empty += 1
+        for entry in entries(Entry.first(path, hide_text=hide_text), format=format):
+            try:
+                prompt = read_prompt(entry, notes)
+                mine = (len(prompts), replace(entry, row={}))
+                at, other = holder = holders.setdefault(prompt.prompt_id, mine)
+                if holder is not mine:
+                    earlier = f"{other.unit} {other.number}"
+                    if replace(prompts[at], prompt_id=prompt.prompt_id) == prompt:
+                        raise entry.refuse("an earlier one is the same prompt", earlier)
+                    if strict:
+                        raise entry.refuse(f"{earlier} has the id {prompt.prompt_id!r} too")
+                    notes[SHARED] += 1
+                    prompts[at] = renamed(prompts[at], other)
+                    prompt = renamed(prompt, entry)
+            except PromptLineError as error:
+                skipped.add(error)
             else:
                 prompts.append(prompt)
-    if num_empty:
-        fix = "fill them in with NVIDIA's prepare_data.py (Model-Optimizer, examples/specdec_bench)"
-        if not prompts:
-            text = f"all {num_empty} prompts are SPEED-Bench's placeholder"
-            raise PromptError(f"{path}: {text}", hint=fix)
-        log.warning(
-            "%s: %d of %d prompts skipped, whose text is SPEED-Bench's placeholder; %s",
-            path, num_empty, num_empty + len(prompts), fix,
-        )  # fmt: skip
-    if not prompts:
-        raise PromptError(f"{path} has no prompt")
+    skipped.report(len(prompts), "has no prompt")
+    if notes := +notes:
+        words = "; ".join(f"{name}: {number}" for name, number in notes.items())
+        log.warning("%s: %s", path, words)
     return prompts if limit is None else spread(prompts, limit, limit_seed)
+
+
+def renamed(prompt: Prompt, entry: Entry) -> Prompt:
+    """The prompt with its id and its place as its id."""
+    place = entry.place_name(prompt.turns)
+    if prompt.prompt_id.endswith(place):
+        return prompt
+    return replace(prompt, prompt_id=f"{prompt.prompt_id}-{place}")
 
 
 def spread(prompts: Sequence[Prompt], limit: int, seed: int = 0) -> list[Prompt]:
@@ -219,7 +176,9 @@ def spread(prompts: Sequence[Prompt], limit: int, seed: int = 0) -> list[Prompt]
     return [prompt for prompt in prompts if prompt.prompt_id in chosen]
 
 
-def load_prompt_files(sources: Sequence[str | Path], *, format: str = "auto") -> list[Prompt]:
+def load_prompt_files(
+    sources: Sequence[str | Path], *, format: str = "auto", strict: bool = False
+) -> list[Prompt]:
     """The prompts of several files, in order.
 
     Raises:
@@ -227,7 +186,7 @@ def load_prompt_files(sources: Sequence[str | Path], *, format: str = "auto") ->
     """
     found: dict[str, Prompt] = {}
     for source in sources:
-        for prompt in load_prompts(source, format=format):
+        for prompt in load_prompts(source, format=format, strict=strict):
             if prompt.prompt_id in found:
                 raise PromptError(
                     f"{source}: another file has the id {prompt.prompt_id!r} too",
@@ -237,202 +196,192 @@ def load_prompt_files(sources: Sequence[str | Path], *, format: str = "auto") ->
     return list(found.values())
 
 
-@contextmanager
-def readable(path: Path, fix: str) -> Iterator[None]:
-    """Reports a path that is no file, and errors of reading inside the block, as `PromptError`."""
-    if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "is no such file"
-        raise PromptError(f"{path} {problem}", hint=fix)
-    try:
-        yield
-    except OSError as error:
-        raise PromptError(f"{path} cannot be read: {reason_of(error)}") from error
+# --------------------------------------------------------------------------- one entry
 
 
-# --------------------------------------------------------------------------- files
+class Message(NamedTuple):
+    """One message of a conversation."""
+
+    role: str  # user, assistant, system, tool; another word is `other`
+    text: str  # empty: there is none
 
 
-def _parse(start: Entry, format: str) -> Iterator[tuple[Entry, Prompt]]:
-    is_text = format == "auto" and start.path.endswith(".txt") and not _is_parquet(start)
-    if format == "text" or is_text:
-        for entry, line in _lines(start):
-            turns = (entry.checked(line.rstrip("\r\n"), "the line"),)
-            yield entry, _prompt(entry, "id", turns)
-        return
-    for entry in entries(start):
-        format = detect_format(entry) if format == "auto" else format
-        yield entry, READERS[format](entry)
+def read_prompt(entry: Entry, notes: Counter[str]) -> Prompt:
+    """The prompt of an entry.
 
-
-def _lines(start: Entry, *, blank: bool = False) -> Iterator[tuple[Entry, str]]:
-    """Lines that are not blank, or all lines. Only line feeds end a line: JSON strings may contain
-    U+2028."""
-    with open(start.path, "rb") as stream:
-        for number, raw in enumerate(stream, start=1):
-            entry = replace(start, number=number)
-            raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
-            try:
-                line = raw.decode()
-            except UnicodeDecodeError as error:
-                where = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}"
-                fix = "convert the file to UTF-8"
-                raise entry.refuse(f"{where} is not UTF-8", fix) from error
-            if blank or line.strip():
-                yield entry, line
-
-
-def entries(start: Entry) -> Iterator[Entry]:
-    """Objects of a JSON-lines file, of one JSON array (such as ShareGPT), or of a Parquet file
-    (such as SPEED-Bench); the first bytes decide."""
-    if _is_parquet(start):
-        yield from _parquet_rows(start)
-        return
-    _, first = next(_lines(start), (start, ""))
-    if first.lstrip().startswith("["):
-        text = "".join(line for _, line in _lines(start, blank=True))
-        for number, item in enumerate(_json(text, start), start=1):
-            yield replace(start, number=number, unit="item").with_row(item)
-    else:
-        for entry, line in _lines(start):
-            yield entry.with_row(_json(line, entry))
-
-
-def _is_parquet(start: Entry) -> bool:
-    with open(start.path, "rb") as stream:
-        return stream.read(4) == b"PAR1"
-
-
-def _parquet_rows(start: Entry) -> Iterator[Entry]:
-    """Rows of a Parquet file, with the columns that prompts and responses use."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    def refuse(problem: str, fix: str) -> PromptError:
-        return PromptError(f"{start.path}: {problem}", hint=fix)
-
-    try:
-        file = pq.ParquetFile(start.path, page_checksum_verification=True)
-        names = file.schema_arrow.names
-        if not TEXTS & set(names):
-            wanted = "'turns', 'prompt', 'question' or 'conversations'"
-            raise refuse(f"no column {wanted} among {names[:12]}", "name a file of prompts")
-        # Threads of pyarrow, beside those of torch, would abort a process that ends.
-        number, known = 0, sorted(TEXTS.union(OTHERS).intersection(names))
-        for batch in file.iter_batches(batch_size=64, columns=known, use_threads=False):
-            for row in batch.to_pylist():
-                number += 1
-                row = {name: value for name, value in row.items() if value is not None}
-                yield replace(start, number=number, unit="row", row=row)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise refuse(f"the Parquet file cannot be decoded: {error}", "fetch it again") from error
-
-
-def _json(text: str, start: Entry) -> Any:
-    """The value of a text that begins at `start`; a syntax error is reported at its own line."""
-    try:
-        return json.loads(text.rstrip())
-    except json.JSONDecodeError as error:
-        at = replace(start, number=start.number + error.lineno - 1)
-        line = (text.splitlines() or [""])[error.lineno - 1]
-        text = f"{shown(line, max_chars=40)!r} is no JSON from column {error.colno} on"
-        fix = "for plain text, one prompt a line, give --format text"
-        raise at.refuse(text, fix) from error
-    except (ValueError, RecursionError) as error:  # a huge number, or nested too deep
-        raise start.refuse(f"this JSON cannot be read: {error}") from error
-
-
-def _kind(value: object) -> str:
-    kinds = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
-    return "nothing" if value is None else (kinds | {bytes: "bytes"}).get(type(value), "a number")
-
-
-# --------------------------------------------------------------------------- formats
-
-
-def detect_format(entry: Entry) -> str:
-    """The format of a record, by its keys.
+    Args:
+        notes: counts what of the entry becomes what, in words.
 
     Raises:
-        PromptError: keys of no format, or of several.
+        PromptLineError: it cannot be used.
     """
-    claims = {
-        "turns": "spec-bench" if "question_id" in entry.row else "jsonl",
-        "prompt": "humaneval" if "task_id" in entry.row else "jsonl",
-        "question": "gsm8k",
-        "conversations": "sharegpt",
-    }
-    matching = [name for key, name in claims.items() if key in entry.row]
-    if len(matching) == 1:
-        return matching[0]
-    which = " and ".join(matching) or f"none of {', '.join(READERS)}"
-    raise entry.refuse(f"{entry.keys()} belong to {which}", "state the format with --format")
+    if entry.fault:
+        raise entry.fault
+    row, is_request = entry.row, "body" in entry.row
+    if row.get("image") or row.get("images"):
+        raise entry.refuse("it comes with an image")
+    asked, is_raw = _request(entry, notes) if is_request else (entry, _is_raw(entry))
+    messages = _messages(asked)
+    spoken = [one for one in messages if one.text and one.role in ("user", "system", "assistant")]
+    users = [at for at, one in enumerate(spoken) if one.role == "user"]
+    if not users:
+        raise entry.refuse("no text of a user")
+    turns = tuple(spoken[at].text for at in users)
+    if is_request:
+        if messages[-1] != spoken[users[-1]]:
+            raise entry.refuse("a request whose last turn is no text of a user")
+        turns, before = turns[-1:], spoken[: users[-1]]
+    else:
+        before = [one for one in spoken[: users[0]] if one.role == "system"]
+        notes[REPLIES] += sum(one.role == "assistant" for one in spoken)
+        notes[LATER] += sum(one.role == "system" for one in spoken[users[0] :])
+    if any(turn.startswith(PLACEHOLDER) for turn in turns):
+        raise entry.refuse(UNFILLED)
+    name = str(entry.identifier(turns))
+    notes[SYSTEM] += sum(one.role == "system" for one in before)
+    notes[TOOLS] += sum(one.role == "tool" for one in messages)
+    notes[OTHERS] += sum(one.role == "other" for one in messages)
+    notes[BLANK] += sum(one.role == "user" and not one.text for one in messages)
+    given = tuple((one.role, one.text) for one in before)
+    return Prompt(name, _category(entry, notes), turns, _answer(entry), not is_raw, given)
 
 
-def _prompt(
-    entry: Entry, id_key: str, turns: tuple[str, ...], category: str = "", **fields: Any
-) -> Prompt:
-    return Prompt(str(entry.identifier(id_key, turns)), category, turns, **fields)
+REPLIES = "replies left out, as the target writes its own"
+SYSTEM = "system texts kept, before the first turn"
+LATER = "system texts after the first turn left out"
+TOOLS = "turns of tools left out"
+OTHERS = "turns of other roles left out"
+BLANK = "blank turns left out"
+SHARED = "ids that an earlier prompt has, told apart by their places"
 
 
-def read_spec_bench(entry: Entry) -> Prompt:
-    """Spec-Bench and MT-Bench `question.jsonl`."""
-    turns = entry.texts(entry.row.get("turns"))
-    return _prompt(entry, "question_id", turns, entry.category())
-
-
-def read_humaneval(entry: Entry) -> Prompt:
-    """HumanEval: code to be continued, without a chat template."""
-    return _prompt(entry, "task_id", (entry.text("prompt"),), "code", chat=False)
-
-
-def read_gsm8k(entry: Entry) -> Prompt:
-    """GSM8K; of the worked solution, the final number is kept."""
-    answer = final_answer(entry.text("answer"))
-    if not answer:
-        raise entry.refuse("the answer does not end in '#### <number>'")
-    return _prompt(entry, "id", (entry.text("question"),), "arithmetic", answer=answer)
-
-
-def read_sharegpt(entry: Entry) -> Prompt:
-    """ShareGPT: the human turns, without replies and system texts."""
-    messages = entry.row.get("conversations")
-    if not isinstance(messages, list):
-        raise entry.refuse(f"'conversations' must be a list, not {_kind(messages)}")
-    turns = []
-    for message in messages:
-        if not isinstance(message, dict):
-            text = "messages must be objects with 'from' and 'value'"
-            raise entry.refuse(f"{text}, not {_kind(message)}")
-        if message.get("from") in ("human", "user"):
-            turns.append(replace(entry, row=message).text("value"))
-    if not turns:
-        raise entry.refuse("the conversation has no human turn", "remove it")
-    return _prompt(entry, "id", tuple(turns), "chat")
-
-
-def read_jsonl(entry: Entry) -> Prompt:
-    """The format of the embedded set: `prompt` or `turns`, the rest optional."""
+def _messages(entry: Entry) -> list[Message]:
+    """The messages of an entry; a prompt is one of a user."""
     row = entry.row
-    if ("prompt" in row) == ("turns" in row):
-        which = "both" if "prompt" in row else "neither"
-        raise entry.refuse(f"it has {which} of 'prompt' and 'turns'", "give one of them")
-    raw = row.get("raw", False)
-    if not isinstance(raw, bool):
-        raise entry.refuse(f"'raw' must be true or false, not {_kind(raw)}")
-    turns = entry.texts(row["turns"]) if "turns" in row else (entry.text("prompt"),)
-    answer = None if row.get("answer") is None else entry.text("answer")
-    return _prompt(entry, "id", turns, entry.category(), answer=answer, chat=not raw)
+    talk = next((key for key in TALKS if key in row), None)
+    key = next((key for key in TEXTS if key in row), None)
+    if talk is None and key is None:
+        raise entry.refuse("no key of a prompt", entry.keys(), hint=_way_on(row))
+    systems = [row[name] for name in ("system", "system_prompt") if isinstance(row.get(name), str)]
+    opening = [Message("system", "" if is_blank(text) else text) for text in systems]
+    if talk is not None:
+        found = opening + _talk(entry, talk, row[talk])
+        first = next((one.text for one in found if one.role == "user" and one.text), None)
+        for other in ("prompt", "question"):
+            text = row.get(other)
+            if first is not None and isinstance(text, str) and text.strip() != first.strip():
+                raise entry.refuse(f"{talk!r} and {other!r} begin with different texts")
+        return found
+    assert key is not None
+    if not isinstance(row[key], str):
+        return opening + _talk(entry, key, row[key])
+    below = [row.get(name) for name in ("input", "context") if name != key and key != "text"]
+    parts = [entry.text(row[key], repr(key)), *(text for text in below if isinstance(text, str))]
+    text = "\n\n".join(part for part in parts if not is_blank(part))
+    return [*opening, Message("user", text)]
 
 
-READERS: dict[str, Callable[[Entry], Prompt]] = {
-    "spec-bench": read_spec_bench,
-    "humaneval": read_humaneval,
-    "gsm8k": read_gsm8k,
-    "sharegpt": read_sharegpt,
-    "jsonl": read_jsonl,
-}
-"""Formats whose records are JSON objects, or rows of Parquet."""
-FORMATS = ("auto", "text", *READERS)
-TEXTS = {"turns", "prompt", "question", "conversations", "response", "token_ids"}
-"""Columns of Parquet files; one of them is required."""
-OTHERS = {"id", "prompt_id", "question_id", "task_id", "category", "answer", "raw", "eos"}
+def _talk(entry: Entry, key: str, value: object) -> list[Message]:
+    """The messages of a list; a text in it, or a message without a role, is a turn of a user where
+    the key says so."""
+    for read in (json.loads, ast.literal_eval):  # a cell of CSV, by pandas as in Python
+        if isinstance(value, str):
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                value = read(value)
+    if not isinstance(value, list):
+        raise entry.refuse(f"{key!r} must be a list, not {kind(value)}")
+    found = []
+    for one in value:
+        message = one if isinstance(one, dict) else {"content": one}
+        word = message.get("role") or message.get("from")
+        if word is None and key in TALKS and key != "turns":
+            raise entry.refuse("a message without a role")
+        role = "user" if word is None else ROLES.get(str(word).lower(), "other")
+        try:
+            text = _content(entry, message)
+        except PromptLineError:
+            if role in ("user", "system"):
+                raise
+            text = ""
+        is_call = role == "assistant" and not text and message.get("tool_calls")
+        found.append(Message("tool" if is_call else role, text))
+    return found
+
+
+def _content(entry: Entry, message: Mapping[str, Any]) -> str:
+    """The text of a message; empty if it is blank or absent."""
+    value = next((message[key] for key in ("content", "value", "text") if key in message), None)
+    parts = value if isinstance(value, list) else [] if value is None else [value]
+    texts = []
+    for part in parts:
+        if isinstance(part, dict):
+            sort = part.get("type", "text")
+            if sort not in ("text", "input_text", "output_text"):
+                raise entry.refuse("a turn that is not only text", str(sort))
+            part = part.get("text")
+        texts.append(entry.text(part, "a turn"))
+    text = "\n".join(texts)
+    return "" if is_blank(text) else text
+
+
+def _request(entry: Entry, notes: Counter[str]) -> tuple[Entry, bool]:
+    """The body of a request of a batch file, and whether its text is continued as it is."""
+    body, url = entry.row["body"], str(entry.row.get("url") or "")
+    if not isinstance(body, dict):
+        raise entry.refuse(f"'body' must be an object, not {kind(body)}")
+    is_raw = "messages" not in body and "prompt" in body
+    if url and not url.endswith(("/completions", "/responses")):
+        raise entry.refuse("a request that generates no text", url)
+    row = {key: value for key, value in body.items() if value is not None}
+    if is_raw and isinstance(row.get("prompt"), list):
+        if len(row["prompt"]) != 1 or not isinstance(row["prompt"][0], str):
+            raise entry.refuse("a request of several prompts or of token ids")
+        row["prompt"] = row["prompt"][0]
+    if "instructions" in row:
+        row["system"] = row["instructions"]
+    notes["requests whose definitions of tools are left out"] += bool(row.get("tools"))
+    return replace(entry, row=row), is_raw
+
+
+def _is_raw(entry: Entry) -> bool:
+    """Whether the text is continued as it is: `raw`, or code to complete as in HumanEval."""
+    row = entry.row
+    raw = {"true": True, "false": False}.get(str(row.get("raw", False)).lower())
+    if raw is None:
+        raise entry.refuse("'raw' is neither true nor false")
+    return raw or ("entry_point" in row and isinstance(row.get("prompt"), str))
+
+
+def _category(entry: Entry, notes: Counter[str]) -> str:
+    row = entry.row
+    try:
+        given = entry.name("category")
+    except PromptLineError:
+        given = ""
+        notes["categories left out that are no short text"] += 1
+    if "entry_point" in row:
+        return given or "code"
+    if _answer(entry) is not None and "question" in row:
+        return given or "arithmetic"
+    return given or ("chat" if any(key in row for key in TALKS[:3]) else "")
+
+
+def _answer(entry: Entry) -> str | None:
+    """The checkable answer: of a question, the number after ####, as in GSM8K."""
+    answer = entry.row.get("answer")
+    if not isinstance(answer, str | int | float) or isinstance(answer, bool):
+        return None
+    text = str(answer)
+    if "question" in entry.row or MARKER in text:
+        return final_answer(text)
+    return None if is_blank(text) else text
+
+
+def _way_on(row: Mapping[str, Any]) -> str:
+    """The next step for an entry of another kind of file."""
+    if any(key in row for key in ANSWERS):
+        return "give a file of responses to --responses, and the file of its prompts here"
+    if "hash_ids" in row:
+        return "a trace of Mooncake holds lengths and no texts"
+    known = ", ".join((*TALKS, *TEXTS))
+    return f"rename the key of the prompts to 'prompt', or to one of {known}"

@@ -1,27 +1,39 @@
 """Reads responses: texts that a model, in production or here, answered to known prompts.
 
-JSON lines or one JSON array of objects, or Parquet with these columns:
+The kinds of files are those of prompts, see `prompt_files`:
 
 | key         | value                                                                     |
 |-------------|---------------------------------------------------------------------------|
-| `prompt_id` | or `id`: the prompt's id. Without either, the place of the prompt itself  |
-| `prompt`    | or `turns`: the text of that prompt, which must be equal                  |
+| `prompt_id` | or another id, as of prompts. Without one, the place of the prompt itself |
+| `prompt`    | or any key of prompts: the text of that prompt, which must be equal       |
 | `response`  | text, or a list with the text of each turn                                |
 | `token_ids` | instead of `response`: token ids, or a list of them for each turn         |
 | `eos`       | true where each response ended by itself, so that its end is known        |
 
-A file of production logs can thus be given twice, as prompts and as responses.
+An answer of an OpenAI batch file has `custom_id`, and in `response` the status and the body of the
+server's answer. A file of production logs can be given twice, as prompts and as responses.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from specctl.collect.prompts import Entry, Prompt, entries, readable
+from specctl.collect.prompt_files import (
+    TALKS,
+    TEXTS,
+    Entry,
+    Skipped,
+    entries,
+    is_blank,
+    readable,
+)
+from specctl.collect.prompts import Prompt, read_prompt
 from specctl.durable import file_sha256
-from specctl.errors import PromptError
+from specctl.errors import PromptLineError
 
 TurnText = str | tuple[int, ...]
 
@@ -50,79 +62,101 @@ class Responses:
         chosen = {prompt.prompt_id: self.by_prompt[prompt.prompt_id] for prompt in prompts}
         return replace(self, by_prompt=chosen)
 
-    def check_cover(self, prompts: Iterable[Prompt]) -> None:
-        """Checks that every prompt has a response to its own text.
+    def answered(self, prompts: Iterable[Prompt], *, strict: bool) -> list[Prompt]:
+        """The prompts with a response to their own text; a warning counts the others.
+
+        Args:
+            strict: refuse a prompt without one.
 
         Raises:
-            PromptError: prompts without a response; `PromptLineError` for a record of another
-                text or of another number of turns.
+            PromptError: no prompt has one; `PromptLineError` with `strict`.
         """
-        prompts = list(prompts)
-        missing = [p.prompt_id for p in prompts if p.prompt_id not in self.by_prompt]
-        if missing:
-            raise PromptError(
-                f"{self.path} has no response to {len(missing)} of {len(prompts)} prompts, first "
-                f"{missing[0]!r}",
-                hint="add them, or leave those prompts out",
-            )
+        found, skipped = [], Skipped(self.path, strict=strict, unit="prompts")
         for prompt in prompts:
-            response = self.by_prompt[prompt.prompt_id]
-            if response.prompt_turns is not None and response.prompt_turns != prompt.turns:
-                raise response.entry.refuse(
-                    f"it answers {response.prompt_turns[0][:40]!r}, which is not the text of "
-                    f"prompt {prompt.prompt_id!r}",
-                    "give each response its own prompt_id",
-                )
-            if len(response.turns) != len(prompt.turns):
-                counts = f"{len(response.turns)} responses to {len(prompt.turns)} turns"
-                raise response.entry.refuse(counts)
+            try:
+                self._check(prompt)
+            except PromptLineError as error:
+                skipped.add(error)
+            else:
+                found.append(prompt)
+        skipped.report(len(found), "has no response")
+        return found
+
+    def _check(self, prompt: Prompt) -> None:
+        name, response = prompt.prompt_id, self.by_prompt.get(prompt.prompt_id)
+
+        def refuse(reason: str, detail: str = "", hint: str = "") -> PromptLineError:
+            return PromptLineError(str(self.path), name, reason, detail, hint=hint)
+
+        if response is None:
+            raise refuse(
+                "no response", hint="responses are paired by id, or by the prompts' places"
+            )
+        if response.prompt_turns is not None and response.prompt_turns != prompt.turns:
+            begin, hint = response.prompt_turns[0][:40], "give each response its own prompt_id"
+            raise refuse("the response is to another text", repr(begin), hint)
+        if len(response.turns) != len(prompt.turns):
+            counts = f"{len(response.turns)} responses to {len(prompt.turns)} turns"
+            raise refuse("another number of responses than turns", counts)
 
 
-def load_responses(path: Path, *, hide_text: bool = False) -> Responses:
-    """Reads a file of responses.
+def load_responses(path: Path, *, hide_text: bool = False, strict: bool = False) -> Responses:
+    """Reads a file of responses. What cannot be used is skipped and counted by a warning.
 
     Args:
-        hide_text: as for their prompts, see `load_prompts`.
+        hide_text, strict: as for their prompts, see `load_prompts`.
 
     Raises:
-        PromptError: a file that cannot be read or is empty; `PromptLineError` for a record that is
-            malformed or repeats a prompt id.
+        PromptError: a file that cannot be read, or holds no response that can be used;
+            `PromptLineError` for one record, if it is the only one, or with `strict`.
     """
-    found_by: dict[str, Response] = {}
-    with readable(path, "name a JSON-lines or Parquet file of responses"):
+    found: dict[str, Response] = {}
+    skipped = Skipped(path, strict=strict)
+    with readable(path, "name a file of responses"):
         for entry in entries(Entry.first(path, hide_text=hide_text)):
-            response = _read(entry)
-            earlier = found_by.setdefault(response.prompt_id, response)
-            if earlier is not response:
-                before = f"{earlier.entry.unit} {earlier.entry.number}"
-                raise entry.refuse(f"{before} has the prompt id {response.prompt_id!r} too")
+            try:
+                response = _read(entry)
+                earlier = found.setdefault(response.prompt_id, response)
+                if earlier is not response:
+                    before = f"{earlier.entry.unit} {earlier.entry.number}"
+                    raise entry.refuse("an earlier one has its prompt id", before)
+            except PromptLineError as error:
+                skipped.add(error)
         digest = f"sha256:{file_sha256(path)}"
-    if not found_by:
-        raise PromptError(f"{path} has no response")
-    return Responses(path, digest, found_by)
+    skipped.report(len(found), "has no response")
+    return Responses(path, digest, found)
 
 
 def _read(entry: Entry) -> Response:
+    if entry.fault:
+        raise entry.fault
     row = entry.row
-    ends = row.get("eos", False)
-    if not isinstance(ends, bool):
-        raise entry.refuse(f"'eos' is neither true nor false: {repr(ends)[:40]}")
-    given = row.get("turns", [row["prompt"]] if "prompt" in row else None)
-    prompt_turns = None if given is None else entry.texts(given)
-    prompt_id = entry.identifier("prompt_id" if "prompt_id" in row else "id", prompt_turns)
+    prompt = read_prompt(entry, Counter()) if _HOLDS_PROMPT.intersection(row) else None
+    prompt_turns = None if prompt is None else prompt.turns
+    prompt_id = entry.identifier(prompt_turns)
     if prompt_id is None:
-        raise entry.refuse(f"it has no 'prompt_id' and no 'prompt', only {entry.keys()}")
-    return Response(entry, prompt_id, prompt_turns, _turns(entry), ends)
+        raise entry.refuse("neither an id nor a prompt", entry.keys())
+    if "custom_id" in row and ("error" in row or isinstance(row.get("response"), dict)):
+        turn, ends = _served(entry)
+        turns: tuple[TurnText, ...] = (turn,)
+    else:
+        turns, ends = _turns(entry), row.get("eos", False)
+        if not isinstance(ends, bool):
+            raise entry.refuse("'eos' is neither true nor false", repr(ends)[:40])
+    return Response(replace(entry, row={}), prompt_id, prompt_turns, turns, ends)
+
+
+_HOLDS_PROMPT = frozenset((*TALKS, *TEXTS))
 
 
 def _turns(entry: Entry) -> tuple[TurnText, ...]:
     row = entry.row
     if ("response" in row) == ("token_ids" in row):
         found = "both" if "response" in row else "neither"
-        raise entry.refuse(f"it has {found} of 'response' and 'token_ids'", "give one of them")
+        raise entry.refuse(f"it has {found} of 'response' and 'token_ids'")
     if "response" in row:
         texts = row["response"] if isinstance(row["response"], list) else [row["response"]]
-        turns: tuple[TurnText, ...] = tuple(entry.checked(text, "'response'") for text in texts)
+        turns: tuple[TurnText, ...] = tuple(_text(entry, text, "'response'") for text in texts)
     else:
         value = row["token_ids"]
         is_nested = isinstance(value, list) and bool(value) and isinstance(value[0], list)
@@ -132,7 +166,45 @@ def _turns(entry: Entry) -> tuple[TurnText, ...]:
     return turns
 
 
+def _text(entry: Entry, value: object, name: str) -> str:
+    text = entry.text(value, name)
+    if is_blank(text):
+        raise entry.refuse(f"{name} is blank")
+    return text
+
+
 def _token_ids(ids: object, entry: Entry) -> tuple[int, ...]:
     if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
-        raise entry.refuse(f"'token_ids' is no list of whole numbers: {repr(ids)[:40]}")
+        raise entry.refuse("'token_ids' is no list of whole numbers", repr(ids)[:40])
     return tuple(ids)
+
+
+def _served(entry: Entry) -> tuple[TurnText, bool]:
+    """The first choice of a server's answer in a batch file, and whether its end is known.
+
+    A text without its reasoning or its calls of tools is not all that the model wrote; token ids,
+    which vLLM adds on request (`return_token_ids`), are. `stop_reason` is vLLM's: null where the
+    end of text ended the answer, and no word of `stop` (vllm/entrypoints/openai/chat_completion/
+    protocol.py of 0.32).
+    """
+    answer: Any = entry.row.get("response") or {}
+    body = answer.get("body") or {}
+    if entry.row.get("error") or answer.get("status_code", 200) != 200 or not body:
+        fault = entry.row.get("error") or (body or {}).get("error") or answer.get("status_code")
+        told = fault.get("message", fault) if isinstance(fault, dict) else fault
+        raise entry.refuse("the request failed", str(told))
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise entry.refuse("an answer without choices", f"keys: {', '.join(sorted(body))}")
+    choice = choices[0]
+    message = choice.get("message") or {"content": choice.get("text")}
+    if isinstance(choice.get("token_ids"), list):
+        return _token_ids(choice["token_ids"], entry), False
+    if message.get("tool_calls") or message.get("function_call"):
+        raise entry.refuse("it calls tools")
+    if message.get("reasoning") or message.get("reasoning_content"):
+        raise entry.refuse("its reasoning is kept apart from its text")
+    is_end = "stop_reason" in choice and choice["stop_reason"] is None
+    return _text(entry, message.get("content"), "the answer"), (
+        is_end and choice.get("finish_reason") == "stop"
+    )

@@ -229,8 +229,11 @@ class TraceWriter:
             TraceMismatchError: a prompt that was finished with another text.
         """
         for prompt in prompts if self._keeps_tokens else ():
-            # Chat or not and the turns: all that decides how the prompt is decoded.
-            text = canonical_json({"chat": prompt.chat, "turns": list(prompt.turns)}).encode()
+            # All that decides how the prompt is decoded.
+            facts: dict[str, Any] = {"chat": prompt.chat, "turns": list(prompt.turns)}
+            if prompt.before:
+                facts["before"] = [list(one) for one in prompt.before]
+            text = canonical_json(facts).encode()
             digest = "sha256:" + hashlib.sha256(text).hexdigest()
             before = self._texts.setdefault(prompt.prompt_id, digest)
             if before != digest:

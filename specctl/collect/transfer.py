@@ -162,7 +162,9 @@ def pack(tensors: Mapping[str, Tensor]) -> tuple[Tensor, list[Field]]:
         `[bytes]` uint8 on their device, and the fields in the order of the bytes.
     """
     named = sorted(tensors.items(), key=lambda item: -item[1].element_size())
-    parts = [tensor.contiguous().reshape(-1).view(torch.uint8) for _, tensor in named]
+    # `contiguous` leaves a tensor of one element with any stride, and `view` wants 1.
+    flat = (tensor.contiguous().as_strided((tensor.numel(),), (1,)) for _, tensor in named)
+    parts = [tensor.view(torch.uint8) for tensor in flat]
     return torch.cat(parts), [Field(name, t.dtype, t.shape) for name, t in named]
 
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from specctl.collect.config import FINISHED, CollectConfig
 from specctl.collect.dense import collect_dense
-from specctl.collect.dense.collection import DenseSummary, answered, plain_decoder
+from specctl.collect.dense.collection import DenseSummary, answerable, plain_decoder
 from specctl.collect.live import Summary, collect_live
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import Responses
@@ -111,6 +111,7 @@ class Work:
         }
         if self.policy is None:
             shape, more["responses"] = settings.dense_shape(), responses
+            more["strict"] = self.models.strict
             return collect_dense(pair, prompts, decoding, self.out, shape, **more)
         return collect_live(pair, prompts, self.policy.policy, decoding, self.out, **more)
 
@@ -290,7 +291,7 @@ class Worker:
         """Starts or joins the set; returns counts of nothing yet, and ids of the prompts left.
 
         Raises:
-            As `DecodingConfig.with_room`, `answered` and the collections.
+            As `DecodingConfig.with_room`, `answerable` and the collections.
         """
         work, pair = self._work, self._decoder.pair
         summary = work.collect(self._decoder, [], responses, resume=True, own_prompts=True)
@@ -298,11 +299,11 @@ class Worker:
         listing = read_listing(work.out, verify=False)
         with TraceWriter(listing.place, listing, listing.header.policy) as writer:
             left = writer.plan(fitting)
+        num_skipped = len(fitting) - len(left)
         if responses is not None:
-            for prompt in left:
-                response = responses.by_prompt[prompt.prompt_id]
-                answered(pair.target, prompt, response, work.models.settings)
-        summary.num_planned, summary.num_skipped = len(fitting), len(fitting) - len(left)
+            options = {"strict": work.models.strict}
+            left = answerable(pair.target, left, responses, work.models.settings, **options)
+        summary.num_planned, summary.num_skipped = num_skipped + len(left), num_skipped
         return summary, [prompt.prompt_id for prompt in left]
 
     def collect(
@@ -420,7 +421,7 @@ class Driver:
         summary, left = next(self._results("plan", [(prompts, responses)]))
         check_shared(self._work.out)
         if long := len(prompts) - summary.num_planned:
-            text = "%s of %s prompts skipped: longer than the model's context"
+            text = "%s of %s prompts skipped: too long for the model, or of unusable responses"
             log.warning(text, long, len(prompts))
         return summary, set(left)
 

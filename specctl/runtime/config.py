@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from specctl.errors import PromptTooLongError
+from specctl.errors import PromptError, PromptTooLongError
 from specctl.records import PositiveInt, Record, option
 
 if TYPE_CHECKING:
@@ -73,16 +74,12 @@ class ModelsConfig(Record):
 class DecodingConfig(ModelsConfig):
     """Models, prompts and decoding settings."""
 
-    format: str = option(
-        "auto", "Prompt format: auto, text, jsonl, spec-bench, humaneval, gsm8k, sharegpt"
-    )
+    format: str = option("auto", "Prompts: auto, or text, of which each line is a prompt")
+    strict: bool = option(False, "Refuse a prompt that cannot be used, in place of skipping it")
     limit: PositiveInt | None = option(
         None, "Use N prompts, spread over the categories", default="all", group="common"
     )
     limit_seed: int = option(0, "Seed of the choice that --limit makes")
-    on_long: Literal["skip", "error"] = option(
-        "skip", "Prompts without room in the model's context: skip and count them, or error"
-    )
     max_new_tokens: PositiveInt = option(128, "Tokens to emit per turn at most", group="common")
     batch_size: PositiveInt = option(1, "Prompts decoded together")
     temperature: float = option(0.0, "Temperature; 0 is greedy", group="sampling")
@@ -103,28 +100,30 @@ class DecodingConfig(ModelsConfig):
         return DecodeSettings(self.max_new_tokens, sampling)
 
     def with_room(self, pair: Pair, prompts: Sequence[Any]) -> Any:
-        """The prompts that fit into the model's context; a warning counts the others.
+        """The prompts that the model can be given; a warning counts the others.
 
         Raises:
-            PromptTooLongError: none fits, or one does not and `on_long` is error.
+            PromptError: its template refuses all, or one with `strict`; `PromptTooLongError`: they
+                do not fit into its context.
         """
         from specctl.runtime.conversations import Conversation, next_request
 
-        kept, error = [], None
+        kept, reasons, error = [], Counter[str](), None
         for prompt in prompts:
             try:
                 request = next_request(pair.target.tokenizer, Conversation(prompt), self.settings)
                 request.check_room(pair.target.model.context_tokens)
                 kept.append(prompt)
-            except PromptTooLongError as found:
-                if self.on_long == "error":
+            except PromptError as found:
+                if self.strict:
                     raise
                 error = found
-        if error is not None:
-            if not kept:
-                raise error
-            log.warning(
-                "%s of %s prompts skipped: longer than the model's context (%s tokens)",
-                *(len(prompts) - len(kept), len(prompts), pair.target.model.context_tokens),
-            )
+                size = pair.target.model.context_tokens
+                is_long = isinstance(found, PromptTooLongError)
+                long = f"longer than the model's context ({size} tokens)"
+                reasons[long if is_long else found.message] += 1
+        if error is not None and not kept:
+            raise error
+        for reason, number in reasons.items():
+            log.warning("%s of %s prompts skipped: %s", number, len(prompts), reason)
         return kept

@@ -32,9 +32,14 @@ def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
             "the tokenizer has no chat template for messages; give the prompt as plain text"
         )
     else:
-        ids = tokenizer.apply_chat_template(
-            list(prompt), add_generation_prompt=True, return_dict=False
-        )
+        from jinja2 import TemplateError  # transformers needs it for this call alone
+
+        try:
+            ids = tokenizer.apply_chat_template(
+                list(prompt), add_generation_prompt=True, return_dict=False
+            )
+        except TemplateError as error:  # e.g. of a system text
+            raise PromptError(f"the chat template refuses the messages: {error}") from error
     if not ids:
         raise PromptError("the prompt has no token; drop it")
     return list(ids)
@@ -79,6 +84,8 @@ class ConversationPrompt(Protocol):
     def turns(self) -> tuple[str, ...]: ...
     @property
     def chat(self) -> bool: ...
+    @property
+    def before(self) -> tuple[tuple[str, str], ...]: ...
 
 
 @dataclass
@@ -124,11 +131,10 @@ def conversation_ids(
     """
     turns = prompt.turns[: len(responses) + 1]
     texts = [text for pair in zip(turns, responses, strict=False) for text in pair] + [turns[-1]]
+    said = [*prompt.before, *zip(cycle(("user", "assistant")), texts, strict=False)]
     if prompt.chat and tokenizer.chat_template is not None:
-        roles = cycle(("user", "assistant"))
-        messages = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
-        return encode_prompt(tokenizer, messages)
-    return encode_prompt(tokenizer, "\n\n".join(texts))
+        return encode_prompt(tokenizer, [{"role": role, "content": text} for role, text in said])
+    return encode_prompt(tokenizer, "\n\n".join(text for _, text in said))
 
 
 def longest_text(

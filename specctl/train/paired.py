@@ -187,7 +187,10 @@ class Plan:
 
     def header(self, pair: PairFingerprint) -> dict[str, Any]:
         """The facts that all answers of this plan share."""
-        prompts = [[p.prompt_id, list(p.turns), p.answer, p.chat] for p in self.prompts]
+        prompts = [
+            [p.prompt_id, list(p.turns), p.answer, p.chat, *map(list, p.before)]
+            for p in self.prompts
+        ]
         return {
             "runs_version": 1,
             "pair": pair.model_dump(mode="json"),
@@ -357,7 +360,7 @@ def judged_prompts(files: Sequence[str], config: PairedConfig) -> list[Any]:
     Raises:
         EvidenceError: no prompt has a checkable answer. InputError: see `load_prompt_files`.
     """
-    loaded = load_prompt_files(files, format=config.format)
+    loaded = load_prompt_files(files, format=config.format, strict=config.strict)
     judged = [prompt for prompt in loaded if prompt.answer is not None]
     if loaded and not judged:
         raise nothing_to_check()

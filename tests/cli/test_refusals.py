@@ -48,7 +48,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --policy chain+mras:theta=0.9", "; did you mean mars?"),
     (USAGE, "replay DENSE -p eagle2:dept=4", "which has depth, top_k, num_tokens; did you"),
     (USAGE, "run p.txt --policy ./nofolder", "no artifact's folder and no REGISTRY/NAME@ALIAS"),
-    (USAGE, "run p.txt --on-long skp", "must be skip or error, not skp; did you mean skip?"),
+    (USAGE, "run p.txt --format txt", "is none of auto, text; did you mean text?"),
     (USAGE, "run p.txt --dtype bf16", "--dtype bf16 is none of auto"),
     (USAGE, "run p.txt --device gpu", "--device gpu is none of auto, cpu, cuda"),
     (USAGE, "run p.txt --decisions trch", "'trch' is none of auto, fused, torch, onnx"),
@@ -74,7 +74,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (REGISTRY, "registry push ./x n --alias v1 --registry r", "'v1' is the number of a version"),
     # Files that are not there, or are something else.
     (INPUT, "run nofile.txt", "nofile.txt is no such file; name a prompt file, or"),
-    (INPUT, "run p.csv", "line 1: 'a,b' is no JSON from column 1 on; for plain text"),
+    (INPUT, "run p.csv", "row 1: no key of a prompt: columns: 'a', 'b'; rename the key of"),
     (INPUT, "run empty.txt", "empty.txt has no prompt"),
     (INPUT, "replay nofolder -p ar", "nofolder is no trace set: no such folder;"),
     (INPUT, "traces verify nofolder", "a folder that `specctl collect` wrote"),
@@ -204,7 +204,7 @@ HEAVY: list[tuple[int, str, str]] = [
     (USAGE, "run PROMPTS --drafter none --policy chain SMALL", "--drafter"),
     (USAGE, "collect PROMPTS -o OUT --drafter none SMALL", ""),
     # Prompts and output.
-    (INPUT, "run LONG.txt --on-long error SMALL", "line-2.*tokens"),
+    (INPUT, "run LONG.txt --strict SMALL", "line-2.*tokens"),
     (OUTPUT, "run PROMPTS -o FILE/out SMALL", "FILE"),
     (OUTPUT, "collect PROMPTS -o TRACES SMALL", "--resume"),
     (INPUT, "fit cart TRACES -o THESIS", ""),

@@ -1,7 +1,9 @@
-"""Every format is read, every malformed file is refused by line, no other exception escapes."""
+"""Every file of prompts as people have them is read; what cannot be used is counted by reason; no
+other exception escapes. `SHAPES` has the shapes of one entry, `FILES` those of a file."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -16,7 +18,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from specctl.collect.prompts import PLACEHOLDER, READERS, Prompt, load_prompts
+from specctl.collect.prompt_files import FORMATS
+from specctl.collect.prompts import PLACEHOLDER, Prompt, load_prompts
 from specctl.collect.responses import load_responses
 from specctl.errors import PromptError, PromptLineError, UsageError
 from specctl.runtime.conversations import conversation_ids
@@ -30,64 +33,391 @@ def write(folder: Path, *rows: Any, name: str = "prompts.jsonl") -> Path:
     return path
 
 
+def sharegpt(*messages: tuple[str, Any], key: str = "conversations", **more: Any) -> dict[str, Any]:
+    return {key: [{"from": who, "value": text} for who, text in messages], **more}
+
+
+def chat(*messages: tuple[str, Any], key: str = "messages", **more: Any) -> dict[str, Any]:
+    return {key: [{"role": who, "content": text} for who, text in messages], **more}
+
+
+def part(text: str, sort: str = "text") -> dict[str, str]:
+    return {"type": sort, "text": text}
+
+
+def batch(body: Any, url: str = "/v1/chat/completions", **more: Any) -> dict[str, Any]:
+    return {"custom_id": "t", "method": "POST", "url": url, "body": body, **more}
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+ASKED = {"role": "user", "content": "a"}
+TOOL = {"role": "tool", "tool_call_id": "c", "content": "4 C"}
+SYSTEM = (("system", "s"),)
 GOOD = {"prompt": "fine"}
 HELLO = {"conversations": [{"from": "human", "value": "Hello"}]}
-TALK = [("system", "Be kind."), ("human", "Hello"), ("gpt", "Hi!"), ("human", "Bye")]
-FORMATS: dict[str, tuple[dict[str, Any], Prompt]] = {
-    "spec-bench": (
-        {"question_id": 81, "category": "writing", "turns": ["Hi.", "Shorter."]},
-        Prompt("81", "writing", ("Hi.", "Shorter.")),
-    ),
-    "humaneval": (
-        {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "entry_point": "f"},
-        Prompt("HumanEval/0", "code", ("def f(x):\n",), chat=False),
-    ),
-    "gsm8k": (
-        {"question": "2 + 2?", "answer": "2 + 2 = 4.\n#### 4"},
-        Prompt("line-1-70b499c5", "arithmetic", ("2 + 2?",), "4"),
-    ),
-    "sharegpt": (
-        {"id": "abc", "conversations": [{"from": who, "value": text} for who, text in TALK]},
-        Prompt("abc", "chat", ("Hello", "Bye")),
-    ),
-    "jsonl": (
-        {"id": "x1", "category": "code", "prompt": "Why?", "answer": "because"},
-        Prompt("x1", "code", ("Why?",), "because"),
-    ),
-}
+
+SHAPES: list[tuple[str, dict[str, Any], Prompt]] = [
+    # entry, its prompt without an id of its place
+    ("embedded set", {"id": "x", "category": "c", "prompt": "Why?", "answer": "because"},
+     Prompt("x", "c", ("Why?",), "because")),
+    ("turns", {"turns": ["a", "b"], "id": 7}, Prompt("7", "", ("a", "b"))),
+    ("Spec-Bench", {"question_id": 81, "category": "writing", "turns": ["Hi.", "Shorter."]},
+     Prompt("81", "writing", ("Hi.", "Shorter."))),
+    ("MT-Bench of the Hub", {"prompt": ["a", "b"], "prompt_id": 81700001, "category": "math",
+     "reference": ["x", "y"]}, Prompt("81700001", "math", ("a", "b"))),
+    ("Vicuna's questions", {"question_id": 1, "text": "How?", "category": "generic"},
+     Prompt("1", "generic", ("How?",))),
+    ("HumanEval", {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "entry_point": "f",
+     "canonical_solution": "  return x", "test": "assert"},
+     Prompt("HumanEval/0", "code", ("def f(x):\n",), chat=False)),
+    ("MBPP", {"task_id": 11, "text": "Write a function.", "code": "def f(): ..."},
+     Prompt("11", "", ("Write a function.",))),
+    ("a task that is no code", {"task_id": "t1", "prompt": "Hi"}, Prompt("t1", "", ("Hi",))),
+    ("GSM8K", {"question": "2 + 2?", "answer": "2 + 2 = 4.\n#### 4"},
+     Prompt("", "arithmetic", ("2 + 2?",), "4")),
+    ("a question of no number", {"question": "Who?", "answer": "Euclid, as is known."},
+     Prompt("", "", ("Who?",))),
+    ("an answer as a number", {"prompt": "x", "answer": 42}, Prompt("", "", ("x",), "42")),
+    ("an answer as a list", {"prompt": "x", "answer": ["4"]}, Prompt("", "", ("x",))),
+    ("Alpaca without input", {"instruction": "Name three.", "input": "", "output": "A, B."},
+     Prompt("", "", ("Name three.",))),
+    ("Alpaca", {"instruction": "State the class.", "input": "Blue whale", "output": "Mammal",
+     "text": "Below is an instruction ... ### Response: Mammal"},
+     Prompt("", "", ("State the class.\n\nBlue whale",))),
+    ("Dolly", {"instruction": "Who?", "context": "Text.", "response": "X", "category": "closed_qa"},
+     Prompt("", "closed_qa", ("Who?\n\nText.",))),
+    ("SQuAD", {"id": "56", "title": "T", "question": "Who?", "context": "Text.",
+     "answers": {"text": ["X"]}}, Prompt("56", "", ("Who?\n\nText.",))),
+    ("OpenOrca", {"id": "niv.1", "system_prompt": "s", "question": "Why?", "response": "So."},
+     Prompt("niv.1", "", ("Why?",), before=SYSTEM)),
+    ("an input alone", {"input": "Say it.", "output": "It."}, Prompt("", "", ("Say it.",))),
+    ("an input of messages", chat(("user", "a"), key="input", ideal="b"),
+     Prompt("", "", ("a",))),
+    ("vLLM's custom set", {"prompt": "a", "output_tokens": 10}, Prompt("", "", ("a",))),
+    ("AIPerf, one turn", {"text": "a", "delay": 5}, Prompt("", "", ("a",))),
+    ("AIPerf, turns", {"session_id": "s", "turns": [{"text": "a"}, {"text": "b", "delay": 3}]},
+     Prompt("", "", ("a", "b"))),
+    ("TRL and verl", chat(("system", "s"), ("user", "a"), key="prompt", ability="math"),
+     Prompt("", "", ("a",), before=SYSTEM)),
+    ("UltraChat of the Hub", chat(("user", "a"), ("assistant", "b"), ("user", "c"), prompt="a",
+     prompt_id="f0e3"), Prompt("f0e3", "chat", ("a", "c"))),
+    ("no_robots", chat(("user", "a"), ("assistant", "b"), prompt="a", prompt_id="k",
+     category="Brainstorm"), Prompt("k", "Brainstorm", ("a",))),
+    ("a rendered text beside", chat(("user", "a"), text="<|user|>a<|assistant|>b"),
+     Prompt("", "chat", ("a",))),
+    ("LMSYS", chat(("user", "a"), ("assistant", "b"), key="conversation", conversation_id="e4",
+     model="m"), Prompt("e4", "chat", ("a",))),
+    ("ShareGPT", sharegpt(("system", "s"), ("human", "a"), ("gpt", "b"), ("human", "c"), id="abc"),
+     Prompt("abc", "chat", ("a", "c"), before=SYSTEM)),
+    ("ShareGPT of others", sharegpt(("user", "a"), ("chatgpt", "b"), ("bing", "c")),
+     Prompt("", "chat", ("a",))),
+    ("LLaMA-Factory", sharegpt(("human", "a"), ("function_call", "f"), ("observation", "4 C"),
+     ("gpt", "b"), system="s", tools="[]"), Prompt("", "chat", ("a",), before=SYSTEM)),
+    ("it starts with a reply", sharegpt(("gpt", "b"), ("human", "a"), ("gpt", "c")),
+     Prompt("", "chat", ("a",))),
+    ("roles in capitals", chat(("System", "s"), ("User", "a"), ("Assistant", "b")),
+     Prompt("", "chat", ("a",), before=SYSTEM)),
+    ("a developer's text", chat(("developer", "s"), ("user", "a")),
+     Prompt("", "chat", ("a",), before=SYSTEM)),
+    ("SpecForge", chat(("user", "a"), ("assistant", "b"), key="conversations", status="success",
+     id="chat_0"), Prompt("chat_0", "chat", ("a",))),
+    ("parts of text", chat(("user", [part("And"), part("at dusk?", "input_text"), "So?"])),
+     Prompt("", "chat", ("And\nat dusk?\nSo?",))),
+    ("a call of a tool", {"messages": [ASKED, CALLING, TOOL, {"role": "assistant", "content": "b"},
+     {"role": "user", "content": "c"}]}, Prompt("", "chat", ("a", "c"))),
+    ("a blank turn", sharegpt(("human", "a"), ("gpt", ""), ("human", "\u200b"), ("gpt", "4")),
+     Prompt("", "chat", ("a",))),
+    ("a blank turn in front", sharegpt(("human", " \n"), ("gpt", "?"), ("human", "a")),
+     Prompt("", "chat", ("a",))),
+    ("blank and absent turns", {"turns": ["a", "", None, " "]}, Prompt("", "", ("a",))),
+    ("an image in a reply", {"messages": [ASKED, {"role": "assistant", "content": [
+     {"type": "image_url", "image_url": {"url": "u"}}]}]}, Prompt("", "chat", ("a",))),
+    ("an image that is none", {"image": "", "images": [], **GOOD}, Prompt("", "", ("fine",))),
+    ("raw", {"prompt": "x", "raw": True}, Prompt("", "", ("x",), chat=False)),
+    ("raw of a cell", {"prompt": "x", "raw": "true"}, Prompt("", "", ("x",), chat=False)),
+    ("white space stays", {"prompt": " x\n"}, Prompt("", "", (" x\n",))),
+    ("an id as a float", {"prompt": "x", "id": 81.0}, Prompt("81", "", ("x",))),
+    ("a blank id", {"prompt": "x", "id": " "}, Prompt("", "", ("x",))),
+    ("a uuid", {"prompt": "x", "uuid": "1-2"}, Prompt("1-2", "", ("x",))),
+    ("ids of several kinds", {"prompt": "x", "id": "r", "question_id": 3}, Prompt("3", "", ("x",))),
+    ("a category as a list", {"prompt": "x", "category": ["c"]}, Prompt("", "", ("x",))),
+    ("a category of a number", {"prompt": "x", "category": 3}, Prompt("", "3", ("x",))),
+    ("a list in a cell", {"messages": json.dumps([ASKED])}, Prompt("", "chat", ("a",))),
+    ("a list as pandas writes it", {"messages": "[{'role': 'user', 'content': 'a'}]"},
+     Prompt("", "chat", ("a",))),
+    ("batch, chat", batch(chat(("system", "s"), ("user", "a"), model="m", max_tokens=9)),
+     Prompt("t", "", ("a",), before=SYSTEM)),
+    ("batch, earlier turns", batch(chat(("user", "a"), ("assistant", "b"), ("user", "c"))),
+     Prompt("t", "", ("c",), before=(("user", "a"), ("assistant", "b")))),
+    ("batch, tools", batch({"messages": [ASKED, CALLING, TOOL, ASKED], "tools": [{}]}),
+     Prompt("t", "", ("a",), before=(("user", "a"),))),
+    ("batch, completion", batch({"model": "m", "prompt": "def f"}, "/v1/completions"),
+     Prompt("t", "", ("def f",), chat=False)),
+    ("batch, completion of a list", batch({"prompt": ["def f"]}, "/v1/completions"),
+     Prompt("t", "", ("def f",), chat=False)),
+    ("batch, responses", batch({"input": "a", "instructions": "s"}, "/v1/responses"),
+     Prompt("t", "", ("a",), before=SYSTEM)),
+    ("batch without its url", {"custom_id": "t", "body": {"messages": [ASKED]}},
+     Prompt("t", "", ("a",))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize("stated", [True, False])
-def test_format_is_read_and_detected(tmp_path: Path, name: str, *, stated: bool) -> None:
-    row, expected = FORMATS[name]
-    assert load_prompts(write(tmp_path, row), format=name if stated else "auto") == [expected]
+def anonymous(prompt: Prompt) -> Prompt:
+    """The prompt without an id made of its place."""
+    is_place = prompt.prompt_id.startswith(("line-", "item-", "row-"))
+    return replace(prompt, prompt_id="") if is_place else prompt
 
 
-FILES: dict[str, tuple[bytes, list[Prompt]]] = {
-    "a.txt": (
-        "\ufeffone\r\n\n   \n{ two \u2028 still two\n".encode(),
-        [
-            Prompt("line-1-7692c3ad", "", ("one",)),
-            Prompt("line-4-9c46a8f3", "", ("{ two \u2028 still two",)),
-        ],
-    ),
-    "an array.json": (
-        json.dumps([HELLO, HELLO], indent=2).encode(),
-        [Prompt(f"item-{n}-185f8db3", "chat", ("Hello",)) for n in (1, 2)],
-    ),
-    "raw and turns.jsonl": (
-        b'{"prompt": "x", "raw": true, "id": "r"}\n{"turns": ["a", "b"], "id": 7}\n',
-        [Prompt("r", "", ("x",), chat=False), Prompt("7", "", ("a", "b"))],
-    ),
-}
+@pytest.mark.parametrize(("row", "expected"), [shape[1:] for shape in SHAPES],
+                         ids=[shape[0] for shape in SHAPES])  # fmt: skip
+def test_shape_of_an_entry(tmp_path: Path, row: dict[str, Any], expected: Prompt) -> None:
+    [prompt] = load_prompts(write(tmp_path, row))
+    assert anonymous(prompt) == expected
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_files_become_prompts(tmp_path: Path, name: str) -> None:
-    content, expected = FILES[name]
+NOTES: list[tuple[dict[str, Any], list[str]]] = [
+    (sharegpt(("system", "s"), ("human", "a"), ("gpt", "b"), ("human", "c"), ("gpt", "d")),
+     ["replies left out, as the target writes its own: 2",
+      "system texts kept, before the first turn: 1"]),
+    ({"messages": [ASKED, CALLING, TOOL]}, ["turns of tools left out: 2"]),
+    (sharegpt(("human", "a"), ("system", "s")), ["system texts after the first turn left out: 1"]),
+    (sharegpt(("human", "a"), ("critic", "s")), ["turns of other roles left out: 1"]),
+    ({"turns": ["a", "", " "]}, ["blank turns left out: 2"]),
+    (batch({"messages": [ASKED], "tools": [{}]}),
+     ["requests whose definitions of tools are left out: 1"]),
+    ({"prompt": "x", "category": "é" * 129}, ["categories left out that are no short text: 1"]),
+    (GOOD, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "notes"), NOTES)
+def test_what_becomes_of_the_rest_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, row: dict[str, Any], notes: list[str]
+) -> None:
+    load_prompts(write(tmp_path, row))
+    said = caplog.messages[0].partition("jsonl: ")[2].split("; ") if caplog.messages else []
+    assert said == notes
+
+
+UNUSABLE: dict[str, list[Any]] = {
+    # reason: entries
+    "no JSON": [b"{", b'{"prompt": "x"', b"prompt"],
+    "a number, not a JSON object": [b"3", 1.5],
+    "a list, not a JSON object": [b"[1]", []],
+    "nothing, not a JSON object": [None],
+    "JSON that cannot be read": [b'{"prompt": ' + b"9" * 5000 + b"}", b"[" * 100_000],
+    "not UTF-8": [b'{"prompt": "\xff"}'],
+    "no key of a prompt": [{"query": "x"}, {}, {"prompt": None}, {"response": "x", "id": 1}],
+    "'prompt' must be a list, not a number": [{"prompt": 3}],
+    "'prompt' must be a list, not an object": [{"prompt": {"a": "x"}}],
+    "'turns' must be a list, not a string": [{"turns": "x"}],
+    "'conversations' must be a list, not a string": [{"conversations": "x"}],
+    "'messages' must be a list, not an object": [{"messages": ASKED}],
+    "no text of a user": [
+        {"prompt": " \n"}, {"prompt": "\u200b\ufeff\u00ad"}, {"turns": []}, {"turns": ["", None]},
+        {"conversations": []}, sharegpt(("gpt", "x")), sharegpt(("system", "s"), ("gpt", "x")),
+        sharegpt(("human", "  ")), {"messages": [TOOL]}, {"messages": [{"role": "user"}]},
+        chat(("user", [])), {"prompt": "x", "conversations": []},
+    ],
+    "a turn must be a string, not a number": [{"turns": ["a", 3]}, chat(("user", 3)),
+                                              sharegpt(("human", 3))],
+    "a message without a role": [{"messages": ["x"]}, {"messages": [{"content": "a"}]}],
+    "a turn that is not only text": [
+        chat(("user", [part("a"), {"type": "image_url", "image_url": {"url": "u"}}])),
+        chat(("user", [part("", "input_audio")])),
+    ],
+    "it comes with an image": [sharegpt(("human", "<image>\nWhat?"), image="a.jpg"),
+                               {"images": ["a.jpg"], **GOOD}],
+    "'turns' and 'prompt' begin with different texts": [{"prompt": "x", "turns": ["y"]}],
+    "'prompt' contains half a surrogate pair": [b'{"prompt": "\\ud800"}'],
+    "a turn contains half a surrogate pair": [b'{"turns": ["\\ud800"]}'],
+    "'id' must be a string, not a list": [{"prompt": "x", "id": [1]}],
+    "'id' must be a string, not a truth value": [{"prompt": "x", "id": True}],
+    "'id' has more than 256 bytes": [{"prompt": "x", "id": "é" * 129}],
+    "'raw' is neither true nor false": [{"prompt": "x", "raw": "yes"}],
+    "'body' must be an object, not a string": [batch("x")],
+    "a request that generates no text": [batch({"input": "x"}, "/v1/embeddings"),
+                                         batch({"query": "x"}, "/v1/rerank")],
+    "a request of several prompts or of token ids": [
+        batch({"prompt": ["a", "b"]}, "/v1/completions"),
+        batch({"prompt": [1, 2]}, "/v1/completions"),
+    ],
+    "a request whose last turn is no text of a user": [
+        batch({"messages": [ASKED, CALLING, TOOL]}),
+        batch(chat(("user", "a"), ("assistant", "b"))),
+    ],
+    "an earlier one is the same prompt": [{"prompt": "fine", "id": "a"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reason", "row"), [(reason, row) for reason, rows in UNUSABLE.items() for row in rows]
+)
+def test_unusable_entry_is_counted_or_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reason: str, row: Any
+) -> None:
+    path = write(tmp_path, GOOD | {"id": "a"}, row, GOOD | {"id": "b"})
+    assert [prompt.prompt_id for prompt in load_prompts(path)] == ["a", "b"]
+    assert f"1 of 3 entries skipped: {reason} (line 2" in caplog.messages[0]
+    with pytest.raises(PromptLineError) as caught:
+        load_prompts(path, strict=True)
+    assert (caught.value.place, caught.value.reason) == ("line 2", reason)
+    assert str(caught.value).count("\n") == 0
+    assert caught.value.hint
+
+
+def test_reasons_are_counted_apart_with_places(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = [{"prompt": ""}] * 6 + [b"{", {"query": "x"}]
+    assert len(load_prompts(write(tmp_path, GOOD, *bad))) == 1
+    assert caplog.messages[0].endswith(
+        "prompts.jsonl: 8 of 9 entries skipped: "
+        "no text of a user (line 2, line 3, line 4, line 5 and 2 more); "
+        "no JSON (line 8: '{' from column 2 on); no key of a prompt (line 9: keys: 'query')"
+    )
+
+
+def test_ids_that_come_twice_name_no_prompt_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A response of such an id could answer either."""
+    rows = [{"id": "a", "prompt": text} for text in ("x", "y", "x", "z")]
+    found = load_prompts(write(tmp_path, *rows, {"id": "b", "prompt": "x"}))
+    places = [prompt.prompt_id.rpartition("-")[0] for prompt in found]
+    assert places == ["a-line-1", "a-line-2", "a-line-4", ""]
+    assert (
+        "1 of 5 entries skipped: an earlier one is the same prompt (line 3: line 1)"
+        in (caplog.messages[0])
+    )
+    assert "ids that an earlier prompt has, told apart by their places: 2" in caplog.messages[1]
+    with pytest.raises(PromptLineError, match="line 2: line 1 has the id 'a' too"):
+        load_prompts(write(tmp_path, *rows), strict=True)
+
+
+# --------------------------------------------------------------------------- files
+
+CSV = b"""instruction,input,output
+Name three.,,"A, B."
+Say it.,"She says: ""I go, and
+you stay.\"\"",x
+"""
+TABLE = [("Name three.",), ('Say it.\n\nShe says: "I go, and\nyou stay."',)]
+TWO = b'{"prompt": "a"}\n{"prompt": "b"}\n'
+AB, ITEMS = [("a",), ("b",)], [{"prompt": "a"}, {"prompt": "b"}]
+FILES: list[tuple[str, bytes, list[tuple[str, ...]]]] = [
+    # name, content, turns of each prompt
+    ("a.txt", "\ufeffone\r\n\n   \n{ two \u2028 too\n".encode(), [("one",), ("{ two \u2028 too",)]),
+    ("a.txt", b"[1] first\nno, comma\n", [("[1] first",), ("no, comma",)]),
+    ("lines in text.txt", TWO, AB),
+    ("a.jsonl", TWO, AB),
+    ("a.jsonl", b"\xef\xbb\xbf" + TWO.replace(b"\n", b"\r\n"), AB),
+    ("a.jsonl", TWO.rstrip(), AB),
+    ("a.jsonl", b"\n\n" + TWO + b"\n", AB),
+    ("a.jsonl", "\ufeff".encode("utf-16-le") + TWO.decode().encode("utf-16-le"), AB),
+    ("a.jsonl", TWO.decode().encode("utf-16"), AB),
+    ("a.jsonl", b'"a"\n"b"\n', AB),
+    ("a.jsonl", b'[{"role": "user", "content": "a"}]\n[{"role": "user", "content": "b"}]\n', AB),
+    ("a.jsonl.gz", gzip.compress(TWO), AB),
+    ("no name", TWO, AB),
+    ("a.json", json.dumps(ITEMS).encode(), AB),
+    ("a.json", json.dumps(ITEMS, indent=2).encode(), AB),
+    ("a.json", json.dumps(["a", "b"]).encode(), AB),
+    ("a.json", json.dumps({"prompt": "a"}).encode(), AB[:1]),
+    ("a.json", json.dumps({"prompt": "a"}, indent=2).encode(), AB[:1]),
+    ("jq.json", b'{\n "prompt": "a"\n}\n{\n "prompt": "b"\n}\n', AB),
+    ("in data.json", json.dumps({"version": 1, "data": ITEMS}).encode(), AB),
+    ("of texts.json", json.dumps({"prompts": ["a", "b"]}, indent=1).encode(), AB),
+    ("the Hub's viewer.json", json.dumps({"partial": False, "rows": [
+        {"row_idx": number, "row": row} for number, row in enumerate(ITEMS)]}).encode(), AB),
+    ("one talk.json", json.dumps([ASKED, TOOL, ASKED]).encode(), [("a", "a")]),
+    ("a.csv", CSV, TABLE),
+    ("a.csv", b"\xef\xbb\xbf" + CSV.replace(b"\n", b"\r\n"),
+     [TABLE[0], (TABLE[1][0].replace("and\n", "and\r\n"),)]),
+    ("a.csv.gz", gzip.compress(CSV), TABLE),
+    ("a.csv", CSV.decode().encode("utf-16"), TABLE),
+    ("excel.csv", b"Prompt;Category\na;x\nb;y\n", AB),
+    ("a.tsv", b"prompt\tid\na\t1\nb\t2\n", AB),
+    ("one column.csv", b"prompt\na\n\nb\n", AB),
+    ("quoted.csv", b'"prompt","id"\n"a","1"\n"b","2"\n', AB),
+    ("extra commas.csv", b"id,prompt\n1,a,,\n2,b,\n", AB),
+    ("export", b"id,prompt\n1,a\n2,b\n", AB),
+    ("long.csv", b"id,prompt\n1," + b"x" * 200_000 + b"\n", [("x" * 200_000,)]),
+    ("talks.csv", b'id,messages\n1,"[{""role"": ""user"", ""content"": ""a""}]"\n', AB[:1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "turns"), FILES)
+def test_kinds_of_files(
+    tmp_path: Path, name: str, content: bytes, turns: list[tuple[str, ...]]
+) -> None:
     (tmp_path / name).write_bytes(content)
-    assert load_prompts(tmp_path / name) == expected
+    assert [prompt.turns for prompt in load_prompts(tmp_path / name)] == turns
+
+
+def test_ids_of_places(tmp_path: Path) -> None:
+    for name, content, ids in (
+        ("a.txt", b"one\n\ntwo\n", ["line-1-7692c3ad", "line-3-3fc4ccfe"]),
+        ("a.json", json.dumps([HELLO, HELLO | {"id": 7}]).encode(), ["item-1-185f8db3", "7"]),
+        ("a.csv", b"prompt,id\none,\ntwo,x\n", ["row-1-7692c3ad", "x"]),
+    ):
+        (tmp_path / name).write_bytes(content)
+        assert [prompt.prompt_id for prompt in load_prompts(tmp_path / name)] == ids
+
+
+def test_text_by_force_is_text_and_says_what_it_looks_like(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.csv").write_bytes(CSV)
+    assert len(load_prompts(tmp_path / "a.csv", format="text")) == 4
+    assert "a line is a prompt, though the first one is a table's header: instruc" in caplog.text
+    (tmp_path / "notes.md").write_text("Say it.\nSay more.\n")
+    with pytest.raises(PromptError, match=r"neither JSON nor a table's header; .* --format text"):
+        load_prompts(tmp_path / "notes.md")
+    assert len(load_prompts(tmp_path / "notes.md", format="text")) == 2
+
+
+REFUSED: list[tuple[str, bytes, str]] = [
+    # name, content, message
+    *(("a.jsonl", empty, "has no prompt") for empty in (b"", b"\n \n", b"[]", b'{"data": []}')),
+    ("a.txt", b"", "has no prompt"),
+    ("a.csv", b"prompt,id\n", "has no prompt"),
+    ("a.json", b'\n[\n{"prompt": "x"},\n{"prompt" "y"}]', "line 4: no JSON: "),
+    ("cut.json", b'[{"prompt": "x"}, {"prom', "line 1: no JSON: "),
+    ("a.json", b"[note] say it\n", "from column 2 on; .*--format text"),
+    ("a.jsonl", b'{"query": "x"}\n{"query": "y"}\n', "none of 2 entries .*no key of a prompt "
+     r"\(line 1, line 2: keys: 'query'\); rename the key of the prompts to 'prompt', or to one of"),
+    ("a.jsonl", b'{"query": "x", "b": 1}\n', "line 1: no key of a prompt: keys: 'b', 'query'; r"),
+    ("a.csv", b"query,reply\nx,y\n", "row 1: no key of a prompt: columns: 'query', 'reply'"),
+    ("a.csv", b"prompt,id\nx,1,2\n", "row 1: another number of cells than columns: 3 for 2"),
+    ("cut.csv", b'prompt,id\n"x,1\n', "row 1: no row of CSV: unexpected end of data"),
+    ("latin.csv", b"prompt,id\ncaf\xe9,1\n", "line 2: not UTF-8: byte 0xe9.*; convert the file"),
+    ("answers.jsonl", b'{"custom_id": "t", "response": {}}\n', "; give a file .*--responses"),
+    ("mooncake.jsonl", b'{"timestamp": 0, "input_length": 5, "hash_ids": [1]}\n', "lengths and"),
+    ("a.xlsx", b"PK\x03\x04 and more", "is a zip archive or a spreadsheet; unpack it, or"),
+    ("a.jsonl.zst", b"\x28\xb5\x2f\xfd and more", "is compressed by zstd; decompress it"),
+    ("a.arrow", b"ARROW1\0\0", "is an Arrow file; write it as Parquet"),
+    ("cut.jsonl.gz", gzip.compress(TWO)[:-9], "compressed by gzip, and damaged or cut off"),
+    ("bad.jsonl.gz", gzip.compress(TWO)[:10] + b"\xff" * 30, "compressed by gzip, and damaged"),
+    ("a.jsonl", b"\xff\xfe\x00", "begins as UTF-16 and goes on otherwise"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "message"), REFUSED)
+def test_files_without_a_usable_prompt_are_refused(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(PromptError, match=message):
+        load_prompts(tmp_path / name)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_damaged_row_of_csv_leaves_the_others(tmp_path: Path, separator: str) -> None:
+    rows = [("id", "prompt"), ("1", "a"), ("2", "b", "c"), ("3",), ("4", '"x"y'), ("5", "b")]
+    (tmp_path / "a.csv").write_text("".join(separator.join(row) + "\n" for row in rows))
+    assert [prompt.prompt_id for prompt in load_prompts(tmp_path / "a.csv")] == ["1", "5"]
 
 
 def test_a_limit_is_spread_over_categories_and_grows_by_adding() -> None:
@@ -106,82 +436,12 @@ def test_a_limit_is_spread_over_categories_and_grows_by_adding() -> None:
     assert load_prompts("embedded", limit=len(every) + 1) == every
 
 
-BAD_LINES: dict[str, tuple[Any, str]] = {
-    "bad json": (b"{", "JSON"),
-    "not an object": (b"3", "this is a number, not a JSON object"),
-    "an array later on": (b"[1]", "a list, not a JSON object"),
-    "missing key": ({"text": "x"}, "it has neither of 'prompt' and 'turns'"),
-    "two keys": ({"prompt": "x", "turns": ["y"]}, "it has both of"),
-    "wrong type": ({"prompt": 3}, "'prompt' must be a string, not a number"),
-    "null": ({"prompt": None}, "not nothing"),
-    "blank": ({"prompt": " \n"}, "'prompt' is blank"),
-    "empty turns": ({"turns": []}, "'turns' is empty"),
-    "turns not a list": ({"turns": "x"}, "not a string"),
-    "blank turn": ({"turns": ["x", ""]}, "a turn is blank"),
-    "bad id": ({"prompt": "x", "id": [1]}, "'id' must be a string, not a list"),
-    "boolean id": ({"prompt": "x", "id": True}, "not a truth value"),
-    "long id": ({"prompt": "x", "id": "é" * 129}, "'id' has 258 bytes, more than 256"),
-    "long category": (
-        {"prompt": "x", "category": "c" * 257},
-        "'category' has 257 bytes, more than 256",
-    ),
-    "bad raw": ({"prompt": "x", "raw": "yes"}, "'raw' must be true or false, not a string"),
-    "bad answer": ({"prompt": "x", "answer": 4}, "'answer' must be a string"),
-    "half a surrogate": (b'{"prompt": "\\ud800"}', "half a surrogate pair"),
-    "huge number": (b'{"prompt": ' + b"9" * 5000 + b"}", "this JSON cannot be read"),
-    "deep nesting": (b"[" * 100_000, "line 2"),
-    "not UTF-8": (b'{"prompt": "\xff"}', "byte 0xff at column 13 is not UTF-8"),
-    "an id twice": ({"prompt": "y", "id": "a"}, "line 1 has the id 'a' too"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_LINES)
-def test_malformed_line_is_named(tmp_path: Path, name: str) -> None:
-    line, message = BAD_LINES[name]
-    with pytest.raises(PromptLineError) as caught:
-        load_prompts(write(tmp_path, GOOD | {"id": "a"}, line))
-    assert caught.value.line == 2
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def talk(*messages: Any) -> dict[str, Any]:
-    return {"conversations": list(messages)}
-
-
-BAD_FILES: list[tuple[str, list[Any], str]] = [
-    # format, rows, what the refusal says
-    ("gsm8k", [{"question": "x", "answer": "4"}], "line 1: the answer does not end in"),
-    ("sharegpt", [talk({"from": "gpt", "value": "x"})], "line 1: .*human turn"),
-    ("spec-bench", [{"question_id": 1}], "line 1: 'turns' must be a list of strings, not nothing"),
-    ("humaneval", [{"task_id": "a"}], "line 1: .*key 'prompt'"),
-    ("auto", [{"conversations": "x"}], "line 1: .*not a string"),
-    ("auto", [talk(3)], "line 1: messages must be objects"),
-    ("auto", [talk({"from": "human", "value": 3})], "line 1: .*not a number"),
-    ("auto", [talk({"from": "human"})], "line 1: .*key 'value'"),
-    ("auto", [[{"prompt": "x"}, {"prompt": ""}]], "item 2: .*blank"),
-    ("auto", [b'\n[\n{"prompt": "x"},\n{"prompt" "y"}]'], "line 4"),
-    ("auto", [{"prompt": "x", "turns": ["y"]}], "--format"),
-    ("auto", [{"prompt": "x", "conversations": []}], "--format"),
-    ("auto", [{"text": "x"}], "--format"),
-    *(("auto", [empty], "has no prompt") for empty in (b"", b"\n \n", b"[]")),
-]
-
-
-@pytest.mark.parametrize(("format", "rows", "message"), BAD_FILES)
-def test_malformed_files_are_refused(
-    tmp_path: Path, format: str, rows: list[Any], message: str
-) -> None:
-    with pytest.raises(PromptError, match=message):
-        load_prompts(write(tmp_path, *rows), format=format)
-
-
 def test_places_and_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     for place, options, error, found in (
         (tmp_path / "absent.jsonl", {}, PromptError, "no such file"),
         (tmp_path, {}, PromptError, "is a folder"),
-        (path, {"format": "alpaca"}, UsageError, "'alpaca'"),
+        (path, {"format": "jsonl"}, UsageError, "'jsonl'"),
         (path, {"limit": 0}, UsageError, "at least 1, not 0"),
     ):
         with pytest.raises(error, match=found):
@@ -191,7 +451,7 @@ def test_places_and_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
 LINES = st.one_of(
     st.binary(max_size=60),
     st.dictionaries(
-        st.sampled_from(["prompt", "turns", "id", "question", "answer", "conversations", "raw"]),
+        st.sampled_from(["prompt", "turns", "id", "question", "answer", "messages", "raw", "body"]),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
             lambda inner: st.lists(inner, max_size=3),
@@ -202,7 +462,7 @@ LINES = st.one_of(
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lines=st.lists(LINES, max_size=4), name=st.sampled_from(["auto", "text", *READERS]))
+@given(lines=st.lists(LINES, max_size=4), name=st.sampled_from(FORMATS))
 def test_any_bytes_give_prompts_or_a_prompt_error(
     tmp_path: Path, lines: list[bytes], name: str
 ) -> None:
@@ -254,7 +514,7 @@ def test_speed_bench_is_read_as_it_is(tmp_path: Path, name: str) -> None:
         Prompt("q1", "coding", ("Sort it.",)),
         Prompt("q2", "roleplay", ("Be a pirate.", "Now a king.")),
     ]
-    assert load_prompts(path) == load_prompts(path, format="spec-bench") == expected
+    assert load_prompts(path) == expected
 
 
 def test_placeholders_of_speed_bench_are_left_out_and_counted(
@@ -265,9 +525,9 @@ def test_placeholders_of_speed_bench_are_left_out_and_counted(
     path = speed_bench(tmp_path, *empty, ["Sort it."])
     assert [prompt.prompt_id for prompt in load_prompts(path)] == ["q4"]
     [warning] = caplog.messages
-    assert "3 of 4 prompts skipped" in warning
+    assert "3 of 4 entries skipped" in warning
     assert "prepare_data.py" in warning
-    with pytest.raises(PromptError, match=r"all 3 prompts are .*placeholder; .*prepare_data"):
+    with pytest.raises(PromptError, match=r"none of 3 entries .*placeholder.*prepare_data"):
         load_prompts(speed_bench(tmp_path, *empty))
 
 
@@ -285,20 +545,24 @@ def test_other_formats_are_read_from_parquet_too(tmp_path: Path) -> None:
 def test_responses_are_read_from_parquet_too(tmp_path: Path) -> None:
     path = table(tmp_path, prompt=["a", "b"], response=["x", None], token_ids=[None, [1, 2]])
     prompts, responses = load_prompts(path), load_responses(path)
-    responses.check_cover(prompts)
+    assert responses.answered(prompts, strict=True) == prompts
     assert [responses.by_prompt[one.prompt_id].turns for one in prompts] == [("x",), ((1, 2),)]
 
 
 BAD_TABLES: list[tuple[dict[str, Any], str]] = [
-    ({"text": ["x"], "label": [1]}, r"no column 'turns'.* among \['text', 'label'\]"),
+    (
+        {"query": ["x"], "label": [1]},
+        r"no column 'messages', .* among \['query', 'label'\]; rename",
+    ),
     ({"turns": pa.array([], pa.list_(pa.string()))}, "has no prompt"),
-    ({"turns": ["x"], "question_id": ["a"]}, "row 1: .*list of strings, not a string"),
-    ({"turns": [["x"], None], "question_id": ["a", "b"]}, "row 2: .*not nothing"),
-    ({"turns": [["x"], ["y"]], "question_id": ["a", "a"]}, "row 2: row 1 has the id 'a' too"),
-    ({"turns": [["x", ""]]}, "row 1: a turn is blank"),
-    ({"prompt": [b"x"]}, "row 1: .*not bytes"),
-    ({"prompt": ["x"], "conversations": [["y"]]}, "row 1: .*columns .*--format"),
-    ({"response": ["x"], "id": [1]}, r"row 1: .*columns \['id', 'response'\] belong to none"),
+    ({"turns": ["x"], "question_id": ["a"]}, "row 1: 'turns' must be a list, not a string"),
+    (
+        {"turns": pa.array([None], pa.list_(pa.string()))},
+        "row 1: no key of a prompt: columns: none",
+    ),
+    ({"prompt": [b"x"]}, "row 1: 'prompt' must be a list, not bytes"),
+    ({"conversations": [["y"]]}, "row 1: a message without a role"),
+    ({"response": ["x"], "id": [1]}, "row 1: .*columns: 'id', 'response'; .*--responses"),
 ]
 
 
@@ -351,3 +615,13 @@ def test_chat_template_is_used_where_there_is_one_and_else_special_tokens() -> N
     assert conversation_ids(tokenizer, prompt, ["yes"]) == [1, 3, 2, 4, 1, 5, 2]
     assert conversation_ids(make_tokenizer(None), prompt, ["yes"]) == [0, 3, 4, 5]
     assert conversation_ids(tokenizer, replace(prompt, chat=False), []) == [0, 3]
+    given = replace(prompt, before=(("user", "yes"), ("assistant", "more")))
+    assert conversation_ids(tokenizer, given, []) == [1, 4, 2, 5, 1, 3, 2]
+    assert conversation_ids(make_tokenizer(None), given, []) == [0, 4, 5, 3]
+
+
+def test_a_template_that_refuses_a_system_text_says_so() -> None:
+    template = "{{ raise_exception('System role not supported') }}"
+    prompt = Prompt("p", "", ("hi",), before=SYSTEM)
+    with pytest.raises(PromptError, match=r"chat template refuses .*: System role not supported"):
+        conversation_ids(make_tokenizer(template), prompt, [])

@@ -12,10 +12,13 @@ from typing import NamedTuple
 from specctl.collect.config import WHOLE, Shard, TokenMode
 from specctl.collect.dense.trees import DenseDrafting
 from specctl.collect.live import Summary, header_of
+from specctl.collect.prompt_files import Skipped
 from specctl.collect.prompts import Prompt
 from specctl.collect.recorder import Publication, Recorder, RecorderConfig
 from specctl.collect.responses import Response, Responses, TurnText
 from specctl.collect.trace_writer import FLUSH_BYTES, TraceWriter, finishing
+from specctl.errors import PromptLineError, PromptTooLongError
+from specctl.formatting import count
 from specctl.logs.parquet import Tables, join_tables
 from specctl.policy import FullTree, Policy, RootOnly
 from specctl.runtime.api import Decoder
@@ -58,7 +61,7 @@ class DenseSummary(Summary):
             f"{self.num_trees} trees of {self.num_nodes} nodes along {self.num_tokens} tokens, "
             f"{rate:.0f} trees/s"
         )
-        shortened = f"{self.num_shortened} responses were cut to the limit of new tokens"
+        shortened = f"cut to the limit of new tokens: {count(self.num_shortened, 'response')}"
         return self.words(figures, shortened if self.num_shortened else "")
 
 
@@ -77,6 +80,7 @@ def collect_dense(
     workload: str | None = None,
     own_prompts: bool = False,
     decoder: Decoder | None = None,
+    strict: bool = False,
 ) -> DenseSummary:
     """Drafts the full tree from every position of every response and writes dense traces.
 
@@ -90,15 +94,16 @@ def collect_dense(
         batch_size: prompts generated together.
         out, shard, tokens, workload, own_prompts: as in `collect_live`.
         decoder: a `plain_decoder` to use again.
+        strict: refuse a response that cannot be used, in place of skipping its prompt.
 
     Raises:
         UsageError: a pair that cannot draft the shape.
-        PromptError, PromptTooLongError: responses that do not fit; see `collect.responses`.
+        PromptError: no response can be used; see `collect.responses` and `answerable`.
         TraceError, OutputError: see `specctl.errors`.
     """
     drafting = DenseDrafting(pair, shape)
     if responses is not None:
-        responses.check_cover(prompts)
+        prompts = responses.answered(prompts, strict=strict)
     support = {name: getattr(shape, name) for name in ("top_k", "depth", "nested")}
     more = {
         "dense": {**support, "width": shape.width or shape.top_k},
@@ -112,10 +117,11 @@ def collect_dense(
         if responses is None:
             texts = generate(decoder or plain_decoder(pair, batch_size), left, settings)
         else:
-            given = [(pair.target, p, responses.by_prompt[p.prompt_id], settings) for p in left]
-            for one in given:  # checks all before the first is drafted
-                answered(*one)
-            texts = (answered(*one) for one in given)
+            # Checks all before the first is drafted.
+            usable = answerable(pair.target, left, responses, settings, strict=strict)
+            summary.num_planned -= len(left) - len(usable)
+            by_prompt = responses.by_prompt
+            texts = (answered(pair.target, p, by_prompt[p.prompt_id], settings) for p in usable)
         _record(drafting, texts, writer, summary)
     return summary
 
@@ -212,6 +218,34 @@ def generate(
             yield AnsweredPrompt(done.prompt.prompt_id, tuple(answers), done.is_cut)
 
 
+def answerable(
+    target: Target,
+    prompts: Sequence[Prompt],
+    responses: Responses,
+    settings: DecodeSettings,
+    *,
+    strict: bool,
+) -> list[Prompt]:
+    """The prompts whose responses the target can have given; a warning counts the others.
+
+    Raises:
+        PromptError: it can have given none; the first fault with `strict`.
+    """
+    found, skipped = [], Skipped(responses.path, strict=strict, unit="prompts")
+    for prompt in prompts:
+        try:
+            answered(target, prompt, responses.by_prompt[prompt.prompt_id], settings)
+        except PromptLineError as error:
+            skipped.add(error)
+        except PromptTooLongError as error:
+            skipped.add(PromptLineError(str(responses.path), prompt.prompt_id, error.message))
+        else:
+            found.append(prompt)
+    if prompts:
+        skipped.report(len(found), "has no response")
+    return found
+
+
 def answered(
     target: Target, prompt: Prompt, response: Response, settings: DecodeSettings
 ) -> AnsweredPrompt:
@@ -257,8 +291,9 @@ def response_ids(
         if whole != before + turn:
             spelt = whole.removeprefix(before)[:24]
             raise response.entry.refuse(
-                f"the tokens of {turn[:24]!r} spell {spelt!r} after the prompt",
-                "give 'token_ids' instead",
+                "its tokens spell another text after the prompt",
+                f"{turn[:24]!r} becomes {spelt!r}",
+                hint="give 'token_ids' instead",
             )
         if not response.ends or not target.eos_ids:
             return ids
@@ -266,8 +301,8 @@ def response_ids(
         return (*ids, int(named) if named in target.eos_ids else target.eos_ids[0])
     unknown = [token for token in turn if token >= target.model.vocab_size]
     if unknown:
-        text = f"token id {unknown[0]} is not below the target's {target.model.vocab_size}"
-        raise response.entry.refuse(text, "use the target's own tokens")
+        reason = f"a token id is not below the target's {target.model.vocab_size}"
+        raise response.entry.refuse(reason, str(unknown[0]), hint="use the target's own tokens")
     if not set(target.eos_ids).isdisjoint(turn[:-1]):
         raise response.entry.refuse("tokens follow the end-of-text token")
     return turn

@@ -1,0 +1,442 @@
+"""Entries of files of prompts and responses, and the count of those that cannot be used.
+
+| file                                               | entry                      |
+|----------------------------------------------------|----------------------------|
+| JSON lines                                         | an object or text, a line  |
+| JSON: one array, objects over several lines, or an | an item                    |
+| object whose only list holds the entries           |                            |
+| CSV with a header; commas, semicolons or tabs      | a row                      |
+| Parquet, with the keys as columns                  | a row                      |
+| `.txt`, or any file with `--format text`           | a line that is not blank   |
+
+All but Parquet may be compressed by gzip, be UTF-8 or UTF-16 with a byte order mark, and have line
+ends of any system.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import hashlib
+import io
+import json
+import logging
+import re
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Self
+
+from specctl.durable import file_sha256
+from specctl.errors import PromptError, PromptLineError, reason_of, shown
+
+log = logging.getLogger(__name__)
+FORMATS = ("auto", "text")
+MAX_NAME_BYTES = 256
+"""Longest id or category; every row repeats them."""
+SHOWN_PLACES = 4
+"""Places that a count of skipped entries names."""
+TALKS = ("messages", "conversations", "conversation", "turns")
+TEXTS = ("prompt", "instruction", "question", "text", "input")
+IDS = ("custom_id", "prompt_id", "question_id", "task_id", "id", "conversation_id", "uuid", "_id")
+ANSWERS = ("response", "token_ids")
+OTHERS = (
+    *("url", "error", "context", "system", "system_prompt", "image", "images"),
+    *("entry_point", "category", "answer", "raw", "eos"),
+)
+TEXT_KEYS = frozenset((*TALKS, *TEXTS, *ANSWERS, "body"))
+"""Keys of texts; an entry has one of them."""
+KEYS = TEXT_KEYS.union(IDS, OTHERS)
+"""All keys that are read."""
+_SHOWN = re.compile(r"\S")
+UNREAD = {
+    b"PK\x03\x04": ("a zip archive or a spreadsheet", "unpack it, or save it as CSV"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "decompress it: zstd -d FILE"),
+    b"ARROW1": ("an Arrow file", "write it as Parquet"),
+    b"SQLite": ("a database", "export the prompts as CSV or JSON lines"),
+}
+"""First bytes of files that are named and not read."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a file."""
+
+    path: str
+    number: int = 1
+    unit: str = "line"  # or item, or row
+    # Stands in ids in place of the text's digest, which lets others confirm a guessed text.
+    mark: str = ""
+    row: Mapping[str, Any] = field(default_factory=dict)  # what has a value
+    fault: PromptLineError | None = None  # nothing can be read
+
+    @classmethod
+    def first(cls, path: Path, *, hide_text: bool) -> Self:
+        """The first line of a file."""
+        return cls(str(path), mark=file_sha256(path)[:8] if hide_text else "")
+
+    def refuse(self, reason: str, detail: str = "", *, hint: str = "") -> PromptLineError:
+        """The error for this entry.
+
+        Args:
+            reason: equal for all entries of one kind.
+            detail: of this entry.
+        """
+        return PromptLineError(self.path, f"{self.unit} {self.number}", reason, detail, hint=hint)
+
+    def holding(self, value: object) -> Entry:
+        """This entry with the value of its JSON: an object, a text, or a list of messages."""
+        if isinstance(value, str):
+            value = {"prompt": value}
+        elif isinstance(value, list) and value and all(map(is_message, value)):
+            value = {"messages": value}
+        if not isinstance(value, dict):
+            return replace(self, fault=self.refuse(f"{kind(value)}, not a JSON object"))
+        return replace(self, row={name: one for name, one in value.items() if one is not None})
+
+    def text(self, value: object, name: str) -> str:
+        """A text that can be encoded. JSON can spell half a surrogate pair, which cannot."""
+        if not isinstance(value, str):
+            raise self.refuse(f"{name} must be a string, not {kind(value)}")
+        if any("\ud800" <= char <= "\udfff" for char in value):
+            raise self.refuse(f"{name} contains half a surrogate pair")
+        return value
+
+    def name(self, key: str) -> str:
+        """A short text or number under a key; empty if there is none."""
+        value = self.row.get(key, "")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(int(value) if value == value // 1 else value)
+        text = self.text(value, repr(key)).strip()
+        if len(text.encode()) > MAX_NAME_BYTES:
+            raise self.refuse(f"{key!r} has more than {MAX_NAME_BYTES} bytes")
+        return text
+
+    def identifier(self, turns: Sequence[str] | None) -> str | None:
+        """The entry's own id, or its place in the file if `turns` are known, see `place_name`."""
+        found = next(filter(None, map(self.name, IDS)), None)
+        return self.place_name(turns) if found is None and turns is not None else found
+
+    def place_name(self, turns: Sequence[str]) -> str:
+        """The entry's place, and eight digits of a digest of its turns or of the file.
+
+        With the place alone, `--resume` with another file would take its line 3 as done.
+        """
+        mark = self.mark or hashlib.sha256("\0".join(turns).encode()).hexdigest()[:8]
+        return f"{self.unit}-{self.number}-{mark}"
+
+    def keys(self) -> str:
+        """The keys that are there, for an error message."""
+        found = ", ".join(map(repr, sorted(self.row)[:8])) or "none"
+        return f"{'columns' if self.unit == 'row' else 'keys'}: {found}"
+
+
+def kind(value: object) -> str:
+    """A JSON value's kind, in words."""
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
+    return "nothing" if value is None else (kinds | {bytes: "bytes"}).get(type(value), "a number")
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: white space, or characters without a shape or a width."""
+    return not any(char.isprintable() and char != " " for char in text)
+
+
+def is_message(value: object) -> bool:
+    """Whether a JSON value is one message of a conversation."""
+    return isinstance(value, dict) and any(key in value for key in ("role", "from"))
+
+
+class Skipped:
+    """Entries that cannot be used, by reason.
+
+    Args:
+        source: the file.
+        strict: refuse the first one.
+    """
+
+    def __init__(self, source: Path, *, strict: bool, unit: str = "entries") -> None:
+        self._source, self._strict, self._unit = source, strict, unit
+        self._errors: dict[str, list[PromptLineError]] = {}
+        self.num = 0
+
+    def add(self, error: PromptLineError) -> None:
+        """Counts an entry, or raises its error."""
+        if self._strict:
+            raise PromptLineError(
+                *(error.path, error.place, error.reason, error.detail),
+                hint=error.hint or "correct it, or leave --strict out, which skips it",
+            ) from error
+        self._errors.setdefault(error.reason, []).append(error)
+        self.num += 1
+
+    def report(self, num_used: int, absent: str) -> None:
+        """Warns of what was skipped.
+
+        Args:
+            num_used: entries that are used.
+            absent: the error's sentence for a file without entries.
+
+        Raises:
+            PromptError: nothing can be used.
+        """
+        firsts = [errors[0] for errors in self._errors.values()]
+        if not num_used and self.num == 1:
+            raise firsts[0]
+        if not num_used and firsts:
+            text = f"{self._source}: none of {self.num} {self._unit} can be used: {self.words()}"
+            raise PromptError(text, hint=firsts[0].hint)
+        if not num_used:
+            raise PromptError(f"{self._source} {absent}")
+        if self.num:
+            numbers = (self.num, self.num + num_used, self._unit)
+            log.warning("%s: %d of %d %s skipped: %s", self._source, *numbers, self.words())
+
+    def words(self) -> str:
+        """Reasons and places."""
+        found = []
+        for reason, errors in self._errors.items():
+            more = len(errors) - SHOWN_PLACES
+            places = [one.place for one in errors[:SHOWN_PLACES]]
+            tail = f" and {more} more" if more > 0 else ""
+            [detail, *others] = {error.detail for error in errors}
+            tail += f": {detail}" if detail and not others else ""
+            found.append(f"{reason} ({', '.join(places)}{tail})")
+        return "; ".join(found)
+
+
+@contextmanager
+def readable(path: Path, fix: str) -> Iterator[None]:
+    """Reports a path that is no file, and errors of reading inside the block, as `PromptError`."""
+    if not path.is_file():
+        problem = "is a folder" if path.is_dir() else "is no such file"
+        raise PromptError(f"{path} {problem}", hint=fix)
+    try:
+        yield
+    except (EOFError, zlib.error) as error:
+        text = f"{path} is compressed by gzip, and damaged or cut off: {error}"
+        raise PromptError(text, hint="fetch it again") from error
+    except OSError as error:
+        raise PromptError(f"{path} cannot be read: {reason_of(error)}") from error
+
+
+# --------------------------------------------------------------------------- files
+
+
+def entries(start: Entry, *, format: str = "auto") -> Iterator[Entry]:
+    """The entries of a file; those that cannot be read have a `fault`.
+
+    Raises:
+        PromptError: a file of another kind, or one that cannot be decoded as a whole.
+    """
+    with open(start.path, "rb") as stream:
+        head = stream.read(8)
+    for first_bytes, (what, fix) in UNREAD.items():
+        if head.startswith(first_bytes):
+            raise PromptError(f"{start.path} is {what}", hint=fix)
+    if head.startswith(b"PAR1"):
+        yield from _parquet_rows(start)
+        return
+    lines = _lines(start)
+    first = next(lines, None)
+    if first is None:
+        return
+    name = Path(start.path).name.lower().removesuffix(".gz")
+    names, delimiter = _header(first[1])
+    if format == "text" or (
+        name.endswith(".txt") and not isinstance(_json_or_none(first[1]), dict)
+    ):
+        if names:
+            log.warning(
+                "%s: a line is a prompt, though the first one is a table's header: %s",
+                *(start.path, ", ".join(names)),
+            )
+        for entry, text in chain([first], lines):
+            yield entry if entry.fault else entry.holding(text.rstrip("\r\n"))
+    elif names or name.endswith((".csv", ".tsv")):
+        yield from _csv_rows(start, delimiter)
+    elif first[0].fault or first[1].lstrip()[0] in '{["':
+        yield from _json_entries(start)
+    else:
+        problem = f"{shown(first[1].strip(), max_chars=40)!r} is neither JSON nor a table's header"
+        raise first[0].refuse(problem, hint="for plain text, one prompt a line, give --format text")
+
+
+def _lines(start: Entry) -> Iterator[tuple[Entry, str]]:
+    """The lines that are not blank, with their ends. Only line feeds end a line: JSON strings may
+    contain U+2028."""
+    for entry, text in _raw_lines(start):
+        if entry.fault or text.strip():
+            yield entry, text
+
+
+def _raw_lines(start: Entry) -> Iterator[tuple[Entry, str]]:
+    with open(start.path, "rb") as file:
+        opened: Any = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
+        lines = opened
+        if opened.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # PowerShell, Excel
+            lines = map(str.encode, io.TextIOWrapper(opened, "utf-16", newline="\n"))
+        try:
+            for number, raw in enumerate(lines, start=1):
+                entry = replace(start, number=number)
+                raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+                try:
+                    yield entry, raw.decode()
+                except UnicodeDecodeError as error:
+                    where = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}"
+                    fix = "convert the file to UTF-8"
+                    yield replace(entry, fault=entry.refuse("not UTF-8", where, hint=fix)), ""
+        except UnicodeError as error:
+            raise PromptError(f"{start.path} begins as UTF-16 and goes on otherwise") from error
+
+
+def _whole(start: Entry) -> str:
+    """The text of a file whose entries are not lines."""
+    texts = []
+    for entry, text in _raw_lines(start):
+        if entry.fault:
+            raise entry.fault
+        texts.append(text)
+    return "".join(texts)
+
+
+# --------------------------------------------------------------------------- JSON
+
+
+def _json_entries(start: Entry) -> Iterator[Entry]:
+    """Entries of JSON lines; where the first line is no whole object, of the values in the text."""
+    lines = _lines(start)
+    first, *more = islice(lines, 2)
+    value = _json_or_none(first[1])
+    if not isinstance(value, dict | str) or (not more and _held(value) is not None):
+        try:
+            values = list(_values(_whole(start)))
+        except (ValueError, RecursionError, PromptLineError) as error:
+            if first[1].lstrip().startswith("["):
+                raise _no_json(start, error) from error
+        else:
+            for number, item in enumerate(_items(values), start=1):
+                yield replace(start, number=number, unit="item").holding(item)
+            return
+    for entry, text in chain([first], more, lines):
+        try:
+            yield entry if entry.fault else entry.holding(json.loads(text.rstrip()))
+        except (ValueError, RecursionError) as error:
+            yield replace(entry, fault=_no_json(entry, error))
+
+
+def _values(text: str) -> Iterator[Any]:
+    """The JSON values of a text, one after the other."""
+    decoder, at = json.JSONDecoder(), 0
+    while (found := _SHOWN.search(text, at)) is not None:
+        value, at = decoder.raw_decode(text, found.start())
+        yield value
+
+
+def _items(values: list[Any]) -> list[Any]:
+    """The entries: of the only array or the only object, or the values themselves."""
+    only = values[0] if len(values) == 1 else None
+    if isinstance(only, list) and not (only and all(map(is_message, only))):
+        return only
+    held = _held(only)
+    return values if held is None else held
+
+
+def _held(value: Any) -> list[Any] | None:
+    """The entries inside an object that is none, under its only list: `data`, `rows`, ..."""
+    if not isinstance(value, dict) or not set(value).isdisjoint(KEYS):
+        return None
+    lists = [one for one in value.values() if isinstance(one, list)]
+    if len(lists) != 1 or not all(isinstance(one, dict | str) for one in lists[0]):
+        return None
+    # The Hub's viewer wraps each row again.
+    return [one.get("row", one) if isinstance(one, dict) else one for one in lists[0]]
+
+
+def _json_or_none(line: str) -> Any:
+    with suppress(ValueError, RecursionError):
+        return json.loads(line)
+    return None
+
+
+def _no_json(entry: Entry, error: Exception) -> PromptLineError:
+    if isinstance(error, PromptLineError):
+        return error
+    if not isinstance(error, json.JSONDecodeError):  # a huge number, or too deep
+        return entry.refuse("JSON that cannot be read", str(error))
+    at = replace(entry, number=entry.number + error.lineno - 1)
+    line = (error.doc.splitlines() or [""])[error.lineno - 1]
+    text = f"{shown(line, max_chars=40)!r} from column {error.colno} on"
+    is_begin = line.startswith("[") and error.pos <= 1
+    hint = "for plain text, one prompt a line, give --format text" if is_begin else ""
+    return at.refuse("no JSON", text, hint=hint)
+
+
+# --------------------------------------------------------------------------- tables
+
+
+def _header(line: str) -> tuple[list[str], str]:
+    """The columns of a table's header, lower-case, and what stands between them; no columns if the
+    line is no header with a column of prompts or responses."""
+    for delimiter in ",;\t":
+        with suppress(csv.Error):
+            cells = next(csv.reader([line], delimiter=delimiter, strict=True), [])
+            names = [cell.strip().lower() for cell in cells]
+            if len(names) > 1 and not TEXT_KEYS.isdisjoint(names):
+                return names, delimiter
+    return [], ","
+
+
+def _csv_rows(start: Entry, delimiter: str) -> Iterator[Entry]:
+    csv.field_size_limit(sys.maxsize)
+    reader = csv.reader(io.StringIO(_whole(start), newline=""), delimiter=delimiter, strict=True)
+    names = [cell.strip().lower() for cell in next(filter(any, reader), [])]
+    number = 0
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            number += 1
+            entry = replace(start, number=number, unit="row")
+            yield replace(entry, fault=entry.refuse("no row of CSV", str(error)))
+            continue
+        if any(cells):
+            number += 1
+            entry = replace(start, number=number, unit="row")
+            if any(cells[len(names) :]) or len(cells) < len(names):
+                counts = f"{len(cells)} for {len(names)}"
+                fault = entry.refuse("another number of cells than columns", counts)
+                yield replace(entry, fault=fault)
+            else:
+                row = {name: cell for name, cell in zip(names, cells, strict=False) if cell}
+                yield entry.holding(row)
+
+
+def _parquet_rows(start: Entry) -> Iterator[Entry]:
+    """Rows of a Parquet file, with the columns that are read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(start.path, page_checksum_verification=True)
+        names = file.schema_arrow.names
+        if TEXT_KEYS.isdisjoint(names):
+            wanted = ", ".join(map(repr, (*TALKS, *TEXTS)))
+            text = f"{start.path}: no column {wanted} among {names[:12]}"
+            raise PromptError(text, hint="rename the column that holds the prompts to 'prompt'")
+        # Threads of pyarrow, beside those of torch, would abort a process that ends.
+        number, known = 0, sorted(KEYS.intersection(names))
+        for batch in file.iter_batches(batch_size=64, columns=known, use_threads=False):
+            for row in batch.to_pylist():
+                number += 1
+                yield replace(start, number=number, unit="row").holding(row)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        text = f"{start.path}: the Parquet file cannot be decoded: {error}"
+        raise PromptError(text, hint="fetch it again") from error
