@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,31 +10,29 @@ import typer
 from specctl.cli.app import app
 from specctl.cli.verbs import verb
 from specctl.console import Answer
-from specctl.errors import check_choice
+from specctl.errors import UsageError
 from specctl.progress import progress
 from specctl.records import PositiveInt, option
-from specctl.replay.config import FORCE
+from specctl.replay.config import FORCE, MAX_AXIS_VALUE
 
 
 @verb(
     app,
     "import",
     examples="""specctl import vllm.log
-specctl import http://localhost:8000/metrics
-specctl import vllm.log --cost-model cost_model.json --batch-size 8""",
+specctl import vllm.log --cost-model cost_model.json --batch-sizes 1,8,32
+specctl import http://localhost:8000/metrics --watch 60""",
     wide=True,
 )
 def import_(
-    source: Annotated[
-        str,
-        typer.Argument(help="Log that a server wrote, or http://HOST:PORT/metrics."),
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Logs that a server wrote (- is standard input), http://HOST:PORT/metrics, or two "
+            "scrapes, the earlier one first."
+        ),
     ],
     out: Path | None = option(None, "Folder for summary.json", name="--out -o", default="none"),
-    format: str = option(
-        "auto",
-        "auto, vllm-prometheus, vllm-log, sglang-prometheus, sglang-log, llamacpp-prometheus, "
-        "llamacpp-log, llamacpp-answers",
-    ),
     cost_model: Path | None = option(
         None, "cost_model.json or a named clock, to name the best draft length", default="none"
     ),
@@ -45,38 +42,60 @@ def import_(
         default="none",
         group="advanced",
     ),
-    batch_size: PositiveInt = option(1, "Load at which the cost model is read, requests"),
+    batch_sizes: str = option(
+        "1,8,32,64", "Loads at which a length is named: requests together, comma-separated"
+    ),
     context_tokens: PositiveInt = option(512, "Text of each request there, tokens"),
+    watch: PositiveInt | None = option(
+        None, "Scrape the address twice, this many seconds apart", default="none"
+    ),
     *,
     force: bool = FORCE,
 ) -> Answer:
-    """Read a server's log or metrics.
+    """Read a server's log or metrics: which draft length, at which load, and when off.
 
     Acceptance by position, what shorter drafts would accept, and which length is fastest.
     """
     from specctl.durable import prepare_folder, write_whole
-    from specctl.logs.importing import FORMATS, describe_summary, import_file
-    from specctl.logs.sources import Source
+    from specctl.logs.advice import Advice
+    from specctl.logs.importing import import_files
+    from specctl.logs.shown import describe_summary
+    from specctl.logs.sources import Source, watched
     from specctl.records import json_bytes
 
-    check_choice("--format", format, FORMATS)
+    sizes = _batch_sizes(batch_sizes)
     if out is not None:
         prepare_folder(out)
-    clock, load = None, f"batch size {batch_size} and {context_tokens} tokens of context"
+    advice = None
     if cost_model is not None or linear is not None:
         from specctl.replay.metrics import LoadClock
         from specctl.replay.run import choose_cost
 
-        chosen = choose_cost(cost_model, linear, None, force=force)
-        model = LoadClock(chosen, batch_size)
-        model.check()
-        clock = partial(model.chain_us, context_tokens=context_tokens)
-    text = Source.of(source)
-    with progress("bytes read", text.size_bytes):
-        summary = import_file(text, format=format, clock=clock, load=load)
+        clocks = LoadClock.known(choose_cost(cost_model, linear, None, force=force), sizes)
+
+        def chain_us(batch_size: int, length: int, emitted: float) -> float:
+            return clocks[batch_size].chain_us(length, emitted, context_tokens=context_tokens)
+
+        source = str(cost_model) if linear is None else "the rates of --linear"
+        source = f"{source}, {context_tokens} tokens of context"
+        advice = Advice(chain_us, [*clocks], source, sorted({*sizes} - {*clocks}))
+    with progress("lines read", None):
+        texts = watched(sources, watch) if watch is not None else [*map(Source.of, sources)]
+        summary = import_files(texts, advice)
     if out is not None:
         write_whole(out / "summary.json", json_bytes(summary), "summary")
     return Answer(summary, describe_summary(summary))
+
+
+def _batch_sizes(text: str) -> list[int]:
+    """Batch sizes of `1,8,32`, ascending. Raises UsageError for other text."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 0 < int(part) <= MAX_AXIS_VALUE for part in parts):
+        raise UsageError(
+            f"--batch-sizes {text} are no whole numbers from 1 to {MAX_AXIS_VALUE:,}",
+            hint="write them with commas, e.g. --batch-sizes 1,8,32",
+        )
+    return sorted({*map(int, parts)})
 
 
 @verb(

@@ -1,4 +1,4 @@
-"""Acceptance counted by servers: by draft position, for chains of any shorter length, in words.
+"""Acceptance counted by servers: by draft position, and for chains of any shorter length.
 
 Counts of rounds by accepted tokens give the expectation for every chain up to the measured length:
 E[accepted | K] = Σ_{j <= K} P(at least j). τ by length is a range if some rounds drafted fewer
@@ -7,7 +7,7 @@ tokens, or if only the mean is known. Longer chains remain unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -18,8 +18,8 @@ NOT_REPLAYED = {
 }
 Range = tuple[float, float]
 """Least and most of a figure; equal if it is known."""
-ChainClock = Callable[[int, float], float]
-"""From draft tokens of a chain and emitted tokens to the time of a request's step, us."""
+_IF_CHAINS = "if the drafts were chains (--speculative-eagle-topk 1)"
+"""SGLang's figures count trees by depth and chains alike."""
 UNKNOWN_BATCHES = "which requests were decoded together"
 
 
@@ -124,103 +124,26 @@ def sweep_of(ranges: Sequence[Range], basis: str, if_chains: str = "") -> dict[s
     return {"basis": basis, "is_exact": is_exact, "if_chains": if_chains, "chains": chains}
 
 
-# ----------------------------------------------------------------- in words
-
-
-def explain(figures: dict[str, Any], clock: ChainClock | None, load: str) -> dict[str, Any]:
-    """The figures with the best length under a cost model, and `meaning`, two sentences.
-
-    Args:
-        clock: of a cost model; without one, a sentence states the cost at which a draft token pays.
-        load: batch size and context of the clock, in words.
-    """
-    sweep = figures["fixed_length_sweep"]
-    best = None if clock is None or sweep is None else best_lengths(sweep, clock)
-    if sweep is None:
-        worth = f"No length can be named: {figures['why_no_sweep']}"
-    elif best is not None:
-        worth = _best_words(best, len(sweep["chains"]), load, sweep["if_chains"])
-    else:
-        worth = _break_even_words(figures, sweep)
-    unknown = "; ".join(figures["not_known"])
-    lines = [_acceptance_words(figures), worth + (f". Not known: {unknown}." if unknown else ".")]
-    return {**figures, "best_length": best, "meaning": lines}
-
-
-def best_lengths(sweep: dict[str, Any], clock: ChainClock) -> dict[str, Any]:
-    """The lengths that may be fastest, 0 for plain decoding; a single one if τ is exact.
-
-    Returns:
-        `num_draft_tokens`, a list, and `tokens_per_s_range` by length from 0 on.
-    """
-    taus = [(1.0, 1.0), *(chain["mean_acceptance_length_range"] for chain in sweep["chains"])]
-    rates = [
-        sorted(1e6 * tau / clock(length, tau) for tau in found) for length, found in enumerate(taus)
-    ]
-    surest = max(low for low, _ in rates)
-    lengths = [length for length, (_, high) in enumerate(rates) if high >= surest]
-    if sweep["is_exact"]:
-        lengths = lengths[:1]  # the shortest of equals
-    return {"num_draft_tokens": lengths, "tokens_per_s_range": rates}
-
-
-def shown_range(found: Sequence[float], digits: str) -> str:
-    """`2.10`, or `1.90 to 2.10` if the ends differ in these digits."""
-    low, high = (f"{end:{digits}}" for end in found)
-    return low if low == high else f"{low} to {high}"
-
-
-def _mean_of(figures: dict[str, Any]) -> list[float]:
-    mean: float | None = figures.get("mean_acceptance_length")
-    found: list[float] = figures["mean_acceptance_length_range"] if mean is None else [mean, mean]
-    return found
-
-
-def _acceptance_words(figures: dict[str, Any]) -> str:
-    mean = shown_range(_mean_of(figures), ".2f")
-    emits = f"a round emits {mean} tokens (mean acceptance length, the target's own token counted)"
-    marginal = figures.get("marginal_prob")
-    if not marginal:
-        return f"Acceptance by position is not known; {emits}."
-    shares = ", ".join(f"{share:.0%}" for share in marginal)
-    noun = "position" if len(marginal) == 1 else "positions"
-    places = "1" if len(marginal) == 1 else f"1 to {len(marginal)}"
-    rounds = figures["num_rounds"]
-    sweep = figures["fixed_length_sweep"]
-    least = "" if sweep is None or sweep["is_exact"] else "at least "
-    return f"Draft {noun} {places} accepted in {least}{shares} of {rounds:,} rounds; {emits}."
-
-
-def _best_words(best: dict[str, Any], depth: int, load: str, if_chains: str) -> str:
-    lengths, rates = best["num_draft_tokens"], best["tokens_per_s_range"]
-
-    def rate(length: int) -> str:
-        return shown_range(rates[length], ".0f")
-
-    if len(lengths) > 1:
-        named = ", ".join(map(str, lengths[:-1])) + f" or {lengths[-1]}"
-        line = f"{named} draft tokens may be best at {load}: their ranges overlap"
-    elif lengths == [0]:
-        line = f"plain decoding is best at {load}, {rate(0)} tokens/s against {rate(1)} with 1 "
-        line += "draft token"
-    else:
-        tokens = "1 draft token is" if lengths == [1] else f"{lengths[0]} draft tokens are"
-        line = f"{tokens} best at {load}, {rate(lengths[0])} tokens/s against {rate(0)} of plain "
-        line += "decoding; more were not measured" if lengths == [depth] else "decoding"
-    line = f"{if_chains}, {line}" if if_chains else line
-    return line[0].upper() + line[1:]
-
-
-def _break_even_words(figures: dict[str, Any], sweep: dict[str, Any]) -> str:
-    if not sweep["is_exact"]:
-        steps = f"{_mean_of(figures)[0]:.2f} plain steps"
-        line = f"Drafting pays where a round takes less time than {steps}; "
-        return line + "--cost-model says which lengths may be best"
-    pays = [chain["pays_below_step_frac"] for chain in sweep["chains"]]
-    shares = ", ".join("any share" if share is None else f"{share:.0%}" for share in pays)
-    which = (
-        " 1 pays where it costs" if len(pays) == 1 else f"s 1 to {len(pays)} pay where they cost"
-    )
-    line = f"draft token{which} less than {shares} of a plain step; --cost-model names the best "
-    line = (f"{sweep['if_chains']}, " if sweep["if_chains"] else "") + line + "length"
-    return line[0].upper() + line[1:]
+def mean_figures(
+    mean: tuple[float, float],
+    depth: int | None,
+    why_no_sweep: str,
+    not_known: list[str],
+    facts: dict[str, Any],
+    *,
+    is_chain: bool = False,
+) -> dict[str, Any]:
+    """Figures from a range of the mean acceptance length and, if known, draft tokens a round."""
+    basis = "a range: only the mean is known; no position is accepted more often than one before it"
+    figures = {
+        **facts,
+        "mean_acceptance_length_range": list(mean),
+        "num_draft_tokens_per_round": depth,
+        "fixed_length_sweep": None,
+        "why_no_sweep": why_no_sweep,
+        "not_known": ["acceptance by position", *not_known, UNKNOWN_BATCHES],
+    }
+    if depth is not None and depth > 0:
+        sweep = sweep_of(mean_ranges(mean, depth), basis, "" if is_chain else _IF_CHAINS)
+        figures |= {"fixed_length_sweep": sweep, "why_no_sweep": None}
+    return figures

@@ -1,146 +1,225 @@
-"""`specctl import`: a server's log or metrics as a summary and two sentences on its meaning."""
+"""`specctl import`: logs and metrics of servers as figures, and sentences on their meaning."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-from specctl.artifacts.card import Description
-from specctl.logs.acceptance_figures import ChainClock, explain, shown_range
-from specctl.logs.engine_summaries import (
-    DECODE_MARK,
-    LOG_MARK,
-    SERVER_ARGS,
-    SGLANG,
-    THROUGHPUT,
-    summarise_counters,
-    summarise_engine_log,
-    summarise_sglang_counters,
-    summarise_sglang_log,
-)
-from specctl.logs.llamacpp_summaries import (
-    ACCEPTANCE_MARK,
-    RATES_MARK,
-    STEM,
-    summarise_llamacpp_answers,
-    summarise_llamacpp_counters,
-    summarise_llamacpp_log,
-)
+from specctl.errors import InputError
+from specctl.formatting import listed
+from specctl.logs.acceptance_figures import NOT_REPLAYED, mean_figures
+from specctl.logs.advice import Advice, explain
+from specctl.logs.foreign import foreign_record, foreign_text
+from specctl.logs.llamacpp_log import LlamacppLog
+from specctl.logs.metric_figures import figures_by_model
+from specctl.logs.pooling import grouped, pooled
+from specctl.logs.scrapes import METRIC, Scrape, json_documents, json_scrapes
+from specctl.logs.server_log import ServerLog
+from specctl.logs.sglang_log import SglangLog
 from specctl.logs.sources import Source, Spot, text_lines
+from specctl.logs.vllm_log import VllmLog
+from specctl.logs.wrappers import engine_lines
 
-SUMMARIES: dict[str, Callable[..., dict[str, Any]]] = {
-    "vllm-prometheus": summarise_counters,
-    "vllm-log": summarise_engine_log,
-    "sglang-prometheus": summarise_sglang_counters,
-    "sglang-log": summarise_sglang_log,
-    "llamacpp-prometheus": summarise_llamacpp_counters,
-    "llamacpp-log": summarise_llamacpp_log,
-    "llamacpp-answers": summarise_llamacpp_answers,
-}
-LINES: dict[str, Callable[[str], bool]] = {
-    "vllm-prometheus": lambda line: line.startswith("vllm:"),
-    "sglang-prometheus": lambda line: line.startswith(SGLANG),
-    "vllm-log": lambda line: LOG_MARK in line or THROUGHPUT in line,
-    "sglang-log": lambda line: DECODE_MARK in line or SERVER_ARGS in line,
-    "llamacpp-prometheus": lambda line: line.startswith(STEM),
-    "llamacpp-log": lambda line: ACCEPTANCE_MARK in line or RATES_MARK in line,
-    "llamacpp-answers": lambda line: line.lstrip().startswith("{") and '"timings"' in line,
-}
-"""Tests of a line, by format."""
-FORMATS = ("auto", *SUMMARIES)
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
 
 
-def import_file(
-    source: str | Path | Source,
-    *,
-    format: str = "auto",
-    clock: ChainClock | None = None,
-    load: str = "",
-) -> dict[str, Any]:
-    """The summary of a server's log or metrics, its `format` first.
+@dataclass
+class Reading:
+    """One source: a log, or scrapes, or answers."""
 
-    Args:
-        source: a file, or the address of a server's `/metrics`.
-        format: one of `FORMATS`.
-        clock, load: of a cost model, for the best length; see `explain`.
+    name: str
+    log: ServerLog | None = None
+    nothing: InputError | None = None  # why the log has no interval with drafts
+    scrapes: list[Scrape] = field(default_factory=list)
+    answers: dict[str, Any] | None = None
+
+
+def read(source: Source) -> Reading:
+    """The log or the metrics of a source, whatever wraps them.
 
     Raises:
-        InputError: the source cannot be read or summarised.
+        InputError: neither is there; the sentence says what it is.
     """
-    text = source if isinstance(source, Source) else Source.of(source)
-    name = detect_format(text) if format == "auto" else format
-    summary = SUMMARIES[name](text)
+    readers = VllmLog(), SglangLog(), LlamacppLog()
+    for line in engine_lines(source):
+        any(reader.take(line) for reader in readers)
+    found = [one for one in readers if one.log.intervals]
+    if len(found) > 1:
+        names = listed(ENGINES[one.log.engine] for one in found)
+        raise InputError(f"{source.name} has lines of {names}", hint="give each server's log alone")
+    # `eval time` stands in other logs of llama.cpp too, so that it does not tell by itself.
+    told = found or [one for one in readers if one.log.num_plain or one.log.left_out]
+    told = told or [one for one in readers if one.log.settings]
+    if told:
+        [reader, *_] = told
+        nothing = None if found else reader.nothing(source.name)
+        return Reading(source.name, log=reader.log, nothing=nothing)
+    scrape = Scrape.of_lines(source.name, _metric_lines(source))
+    if scrape.samples:
+        return Reading(source.name, scrapes=[scrape])
+    if reading := _from_json(source):
+        return reading
+    raise foreign_text(source.name, [line for _, line in islice(text_lines(source), 200)])
+
+
+def _metric_lines(source: Source) -> Iterator[tuple[Spot, str]]:
+    return ((spot, line) for spot, line in text_lines(source) if METRIC.match(line))
+
+
+def _from_json(source: Source) -> Reading | None:
+    """Scrapes or answers in JSON; None for a text that is none.
+
+    Raises:
+        InputError: JSON of another tool.
+    """
+    name, lines = source.name, [line for _, line in text_lines(source)]
+    documents = json_documents("\n".join(lines))
+    if not documents:
+        return None
+    document = documents[0] if len(documents) == 1 else documents
+    if (scrapes := json_scrapes(name, document)) is not None:
+        if not any(scrape.samples for scrape in scrapes):
+            raise InputError(
+                f"{name} has series of no engine that is read",
+                hint='query the counters themselves: {__name__=~"vllm:spec_decode_.+"}',
+            )
+        return Reading(name, scrapes=scrapes)
+    records = document if isinstance(document, list) else [document]
+    if all(isinstance(one, dict) and "timings" in one for one in records):
+        return Reading(name, answers=_answers(name, records))
+    if error := foreign_record(name, records[0] if records else None):
+        raise error
+    return None
+
+
+def _answers(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Figures over completions of llama.cpp, from their `timings`.
+
+    A request emits `predicted_n` - 1 tokens in rounds, and each round one more than it accepts, but
+    a last one whose last draft token is the stop token.
+    """
+    sums = {"predicted_n": 0, "draft_n": 0, "draft_n_accepted": 0}
+    for number, record in enumerate(records, start=1):
+        timings = record["timings"]
+        for key in sums:
+            value = timings.get(key) or 0 if isinstance(timings, dict) else None
+            if not isinstance(value, int) or value < 0:
+                raise Spot(name, number).refuse(
+                    f"timings of an answer without a count {key}",
+                    "keep one answer of /v1/completions or /completion a line",
+                )
+            sums[key] += max(value - 1, 0) if key == "predicted_n" else value
+    tokens, drafted, accepted = sums.values()
+    if not drafted or tokens <= accepted:
+        raise InputError(
+            f"{name}: its {len(records)} answers have no draft tokens",
+            hint="keep the answers of a server that drafts (--spec-type)",
+        )
+    mean = tokens / (tokens - accepted + len(records)), tokens / (tokens - accepted)
+    facts = {
+        "num_requests": len(records),
+        "num_tokens": tokens,
+        "num_draft_tokens": drafted,
+        "num_accepted_tokens": accepted,
+    }
+    why = "answers do not state the draft length: import the server's metrics or log"
+    return mean_figures((max(mean[0], 1.0), mean[1]), None, why, [], facts)
+
+
+# --------------------------------------------------------------------------- one summary
+
+
+def import_files(sources: Sequence[Source], advice: Advice | None = None) -> dict[str, Any]:
+    """The summary of logs, each with figures of its own, of one scrape or of the window between
+    two, or of answers.
+
+    Returns:
+        `format`, `engine`, facts of the log's start, `left_out`, and figures: at the top, or by
+        model, log or draft length in `models`.
+
+    Raises:
+        InputError: a source that cannot be read, or sources that do not go together.
+    """
+    readings = [read(source) for source in sources]
+    scrapes = [scrape for one in readings for scrape in one.scrapes]
+    if scrapes and len(readings) == sum(bool(one.scrapes) for one in readings):
+        return _explained(_of_scrapes(scrapes), advice)
+    if len(readings) == 1 and readings[0].answers is not None:
+        [one] = readings
+        summary = {"format": "llamacpp-answers", "engine": "llamacpp", **(one.answers or {})}
+        return _explained(summary, advice)
+    logs = [one.log for one in readings if one.log is not None]
+    if len(logs) < len(readings):
+        raise InputError(
+            f"{listed(one.name for one in readings)} do not go together",
+            hint="give logs, or two scrapes of one server, the earlier one first",
+        )
+    engines = {log.engine for log in logs}
+    if len(engines) > 1:
+        raise InputError(
+            f"logs of {listed(sorted(ENGINES[name] for name in engines))}",
+            hint="give logs of one engine",
+        )
+    for one in readings:
+        if one.nothing is not None and all(other.nothing is not None for other in readings):
+            raise one.nothing
+    return _explained(_of_logs(readings), advice)
+
+
+def _of_scrapes(scrapes: Sequence[Scrape]) -> dict[str, Any]:
+    if len(scrapes) > 2:
+        raise InputError(
+            f"{len(scrapes)} scrapes, and a window has two ends",
+            hint="give two scrapes of one server, the earlier one first",
+        )
+    scrape = scrapes[0] if len(scrapes) == 1 else scrapes[1].since(scrapes[0])
+    models = figures_by_model(scrape)
+    engine = next(iter(models.values()))["engine"]
+    since = f"from {scrapes[0].name} to {scrapes[1].name}" if scrape.is_window else SINCE_START
+    return {
+        "format": f"{engine}-prometheus",
+        "engine": engine,
+        "source": scrape.name,
+        "models": {name: {**own, "counted": since} for name, own in models.items()},
+    }
+
+
+SINCE_START = "since the server's start"
+
+
+def _of_logs(readings: Sequence[Reading]) -> dict[str, Any]:
+    logs = [one.log for one in readings if one.log is not None]
+    engine = logs[0].engine
+    models: dict[str, dict[str, Any]] = {}
+    for one, log in zip(readings, logs, strict=True):
+        for name, intervals in grouped(log).items():
+            label = ", ".join(filter(None, (one.name if len(logs) > 1 else "", name)))
+            models[label] = {"engine": engine, "source": one.name, **pooled(log, intervals)}
+    summary: dict[str, Any] = {
+        "format": f"{engine}-log",
+        "engine": engine,
+        "source": listed(one.name for one in readings),
+        "settings": {name: values for log in logs for name, values in log.settings.items()},
+        "left_out": [
+            {"reason": reason, "lines": count, "first": str(log.first_left_out[reason])}
+            for log in logs
+            for reason, count in log.left_out.items()
+        ],
+    }
+    if len(models) == 1:
+        [figures] = models.values()
+        return {**figures, **summary}
+    return {**summary, "models": models}
+
+
+def _explained(summary: dict[str, Any], advice: Advice | None) -> dict[str, Any]:
     models = summary.get("models")
     if models is None:
-        summary = explain(summary, clock, load)
-    else:
-        summary["models"] = {model: explain(models[model], clock, load) for model in models}
-    return {"format": name, **summary}
-
-
-def detect_format(source: Source) -> str:
-    """The format of a text, by all of its lines; `InputError` for none or several."""
-    first: tuple[Spot, str] | None = None
-    formats: dict[str, Spot] = {}
-    for spot, line in text_lines(source):
-        first = first or (spot, line)
-        for name, is_its in LINES.items():
-            if name not in formats and is_its(line):
-                formats[name] = spot
-    if len(formats) > 1:
-        one, other = list(formats)[:2]
-        raise formats[other].refuse(
-            f"a line of {other}, after lines of {one}", "give each server's alone"
-        )
-    if formats:
-        return next(iter(formats))
-    spot, line = first or (Spot(source.name, 1), "")
-    raise spot.refuse(
-        f"{line.strip()[:40]!r} is no line of {', '.join(SUMMARIES)}"
-        if line
-        else "an empty file has no format",
-        "state the format with --format",
-    )
-
-
-# ----------------------------------------------------------------- in words
-
-
-def describe_summary(summary: dict[str, Any]) -> list[Any]:
-    """Figures and two sentences for each model of a summary."""
-    title = f"summary of {summary['format']}"
-    why_not = ("not replayed", summary["why_not_replayed"])
-    parts: list[Any] = []
-    for name, figures in summary.get("models", {"": summary}).items():
-        parts.append(_describe_rates(f"{title} {name}".strip(), figures, why_not))
-        parts += figures["meaning"]
-    return parts
-
-
-def _describe_rates(title: str, figures: dict[str, Any], why_not: tuple[str, str]) -> Description:
-    plain = {k: v for k, v in figures.items() if isinstance(v, int | float) and k != "replayable"}
-    facts = tuple((name.removeprefix("num_"), f"{value:.6g}") for name, value in plain.items())
-    sweep = figures["fixed_length_sweep"]
-    if sweep is None:
-        return Description(title, (*facts, why_not))
-    unknown = [None] * len(sweep["chains"])
-    by_position = zip(
-        figures.get("marginal_prob", unknown),
-        figures.get("conditional_prob", unknown),
-        sweep["chains"],
-        strict=True,
-    )
-    rows = tuple(
-        (
-            str(chain["num_draft_tokens"]),
-            *("-" if share is None else f"{share:.4f}" for share in shares),
-            shown_range(chain["mean_acceptance_length_range"], ".3f"),
-        )
-        for *shares, chain in by_position
-    )
-    how = ", ".join(filter(None, (sweep["if_chains"], sweep["basis"])))
-    return Description(title, (*facts, ("fixed-length τ", how), why_not), _RATE_COLUMNS, rows)
-
-
-_RATE_COLUMNS = ("draft token", "marginal", "conditional", "τ if the chain ended here")
+        return {**NOT_REPLAYED, **explain(summary, advice)}
+    return {
+        **NOT_REPLAYED,
+        **summary,
+        "models": {name: explain(own, advice) for name, own in models.items()},
+    }

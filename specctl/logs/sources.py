@@ -1,21 +1,23 @@
-"""Text of servers, from a file or an address: its lines and its Prometheus samples."""
+"""Text of servers, from a file, a pipe or an address: its lines and their places."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
-import math
-import re
+import lzma
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from specctl.errors import InputError, reason_of
+from specctl.errors import InputError, UsageError, reason_of
 from specctl.progress import advance
 
 SCHEMES = ("http://", "https://")
@@ -24,8 +26,21 @@ TIMEOUT_S = 10.0
 DEADLINE_S = 30.0
 """For a whole page, as a slow server may send a byte now and then."""
 MAX_PAGE_BYTES = 64 << 20
-MAX_COUNTER = 2**53
-"""Largest counter that a float64, the number type of Prometheus, counts exactly."""
+_PACKED: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ": lzma.LZMAFile,
+}
+_NO_TEXT = {
+    b"PK\x03\x04": ("a zip archive", "unpack it, and give the log inside"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "unpack it with `zstd -d`"),
+    b"PAR1": ("a Parquet table", "`specctl show FOLDER` describes a folder of traces"),
+    b"GGUF": ("a model's weights", "give the server's log"),
+    b"\x89PNG": ("a picture", "copy the lines as text"),
+    b"%PDF": ("a PDF", "copy the lines as text"),
+    b"\xff\xd8\xff": ("a picture", "copy the lines as text"),
+}
+_BOMS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be", b"\xef\xbb\xbf": "utf-8"}
 
 
 @dataclass(frozen=True)
@@ -37,25 +52,40 @@ class Source:
 
     @classmethod
     def of(cls, place: str | Path) -> Self:
-        """A file, which is read later, or a page, which is fetched now.
+        """A file, which is read later, `-` for standard input, or a page, which is fetched now.
 
         Raises:
-            InputError: a page that cannot be fetched or holds no metrics.
+            InputError: a page that cannot be fetched or is none of metrics.
         """
         name = str(place)
+        if name == "-":
+            return cls("standard input", sys.stdin.buffer.read())
         return cls(name, _fetch(name)) if name.startswith(SCHEMES) else cls(name)
 
-    @property
-    def size_bytes(self) -> int:
-        """Raises InputError without such a file."""
-        if self.content is not None:
-            return len(self.content)
-        with readable(self.name):
-            return Path(self.name).stat().st_size
+    @contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """The bytes from the beginning, unpacked.
 
-    def open(self) -> BinaryIO:
-        """A stream from the beginning; enter `readable` around it."""
-        return Path(self.name).open("rb") if self.content is None else io.BytesIO(self.content)
+        Raises:
+            InputError: a file that cannot be read, or one that is no text.
+        """
+        held = self.content
+        with (
+            readable(self.name),
+            Path(self.name).open("rb") if held is None else io.BytesIO(held) as raw,
+        ):
+            head = raw.read(512)
+            raw.seek(0)
+            for magic, (what, fix) in _NO_TEXT.items():
+                if head.startswith(magic):
+                    raise InputError(f"{self.name} is no text: it is {what}", hint=fix)
+            unpack = [made for magic, made in _PACKED.items() if head.startswith(magic)]
+            try:
+                yield unpack[0](raw) if unpack else raw
+            except (EOFError, lzma.LZMAError) as error:
+                raise InputError(
+                    f"{self.name} ends within its compressed data", hint="copy it whole"
+                ) from error
 
 
 @contextmanager
@@ -67,6 +97,23 @@ def readable(path: str | Path) -> Iterator[None]:
         raise InputError(
             f"{path} cannot be read: {reason_of(error)}", hint="check the path"
         ) from error
+
+
+def watched(places: Sequence[str], seconds: int) -> list[Source]:
+    """A page of metrics now, and again after this time.
+
+    Raises:
+        UsageError: not one address.
+    """
+    if len(places) != 1 or not places[0].startswith(SCHEMES):
+        raise UsageError(
+            "--watch scrapes one address twice",
+            hint="give http://HOST:PORT/metrics alone, or two files of scrapes without --watch",
+        )
+    [url] = places
+    first = _fetch(url)
+    time.sleep(seconds)
+    return [Source(f"{url} at first", first), Source(f"{url} {seconds} s later", _fetch(url))]
 
 
 def _fetch(url: str) -> bytes:
@@ -87,7 +134,7 @@ def _fetch(url: str) -> bytes:
         reason = f"status {error.code} {error.reason}"
         if error.code == 404:
             fix = "name its page of metrics, http://HOST:PORT/metrics; SGLang has one only with "
-            fix += "--enable-metrics"
+            fix += "--enable-metrics, llama.cpp with --metrics"
     except TimeoutError:
         reason = f"no whole answer within {TIMEOUT_S:.0f} to {DEADLINE_S:.0f} s"
     except (URLError, HTTPException, OSError, ValueError) as error:
@@ -100,7 +147,7 @@ def _fetch(url: str) -> bytes:
         wrong, fix = "is no page of Prometheus metrics", "name the page /metrics"
         if size > MAX_PAGE_BYTES:
             reason = f"it has more than {MAX_PAGE_BYTES >> 20} MiB"
-        elif kind in ("text/html", "application/json") or page.lstrip()[:1] in (b"<", b"{", b"["):
+        elif kind == "text/html" or page.lstrip()[:1] == b"<":
             reason = f"it is {kind} and begins with {page.lstrip()[:40]!r}"
         else:
             return page
@@ -126,76 +173,19 @@ class Spot:
 
 
 def text_lines(source: Source) -> Iterator[tuple[Spot, str]]:
-    """Lines with text, and their places; `bytes read` progress."""
-    with readable(source.name), source.open() as stream:
-        for number, raw in enumerate(stream, start=1):
-            advance("bytes read", len(raw))
-            spot = Spot(source.name, number)
-            try:
-                text = (raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw).decode()
-            except UnicodeDecodeError as error:
-                raise spot.refuse(
-                    f"byte 0x{error.object[error.start]:02x} at column {error.start + 1} is not "
-                    "UTF-8",
-                    "convert the file to UTF-8",
-                ) from error
-            if text.strip():
-                yield spot, text
+    """Lines with text, and their places; `lines read` progress.
 
-
-# --------------------------------------------------------------------------- metrics
-
-_LABEL = r'\s*\w+="(?:[^"\\]|\\.)*"\s*'
-_PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_SAMPLE = re.compile(
-    rf"(?P<name>[\w:]+)(?:\{{(?P<labels>(?:{_LABEL}(?:,{_LABEL})*,?)?)\}})?"
-    r"\s+(?P<value>\S+)(?:\s+-?\d+)?\s*"
-)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One line of Prometheus metrics: a name, labels and a number."""
-
-    spot: Spot
-    name: str
-    labels: dict[str, str]
-    text: str
-
-    def number(self) -> float:
-        """The finite, non-negative value. Raises InputError for any other."""
-        try:
-            value = float(self.text)
-        except ValueError:
-            value = -1.0
-        if not (math.isfinite(value) and value >= 0):
-            raise self.spot.refuse(f"{self.text[:40]} is no finite number from 0 on")
-        return value
-
-    def count(self) -> int:
-        """The value as a whole number. Raises InputError for any other."""
-        value = self.number()
-        if not (value <= MAX_COUNTER and value.is_integer()):
-            raise self.spot.refuse(f"{self.text[:40]} is no count")
-        return int(value)
-
-
-def metric_samples(source: Source, prefix: str) -> Iterator[Sample]:
-    """The samples whose name begins with `prefix`; counters lose `_total` and their `_created`."""
-    spots: dict[tuple[str, str], Spot] = {}
-    for spot, line in text_lines(source):
-        if not line.startswith(prefix):
-            continue
-        match = _SAMPLE.fullmatch(line)
-        if match is None:
-            raise spot.refuse(f"{line.strip()[:60]} is no sample of {prefix}...")
-        name, labels = match["name"].removesuffix("_total"), match["labels"] or ""
-        if name.endswith("_created"):  # a time
-            continue
-        earlier = spots.setdefault((name, labels), spot)
-        if earlier is not spot:
-            found = f"{name} of line {earlier.number} again"
-            raise spot.refuse(
-                f"expected one scrape, each counter once, found {found}", "keep one scrape"
-            )
-        yield Sample(spot, name, dict(_PAIR.findall(labels)), match["value"])
+    A byte that is no text becomes U+FFFD, which no figure of a server holds.
+    """
+    with source.open() as stream:
+        head = stream.read(3)
+        stream.seek(0)
+        mark = next((bom for bom in _BOMS if head.startswith(bom)), b"")
+        stream.seek(len(mark))
+        encoding = _BOMS.get(mark, "utf-8")
+        text = io.TextIOWrapper(stream, encoding, errors="replace", newline=None)
+        for number, line in enumerate(text, start=1):
+            advance("lines read")
+            if line.strip():
+                yield Spot(source.name, number), line.rstrip("\n")
+        text.detach()

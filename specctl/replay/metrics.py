@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from specctl.errors import UsageError
 from specctl.logs.positions import Bools, Floats, Longs, Positions
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy
@@ -260,6 +261,23 @@ class LoadClock:
 
     model: CostModel
     batch_size: int = 1
+
+    @classmethod
+    def known(cls, model: CostModel, batch_sizes: Sequence[int]) -> dict[int, LoadClock]:
+        """A clock for each load that the cost model knows, the first among them.
+
+        Raises:
+            UsageError: it does not know the first.
+        """
+        clocks = {size: cls(model, size) for size in batch_sizes}
+        for size, clock in list(clocks.items()):
+            try:
+                clock.check()
+            except UsageError:
+                if size == batch_sizes[0]:
+                    raise
+                del clocks[size]
+        return clocks
 
     def __call__(self, run: Rounds) -> Floats:
         """`[M]` us of machine time of every round."""

@@ -52,7 +52,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --dtype bf16", "--dtype bf16 is none of auto"),
     (USAGE, "run p.txt --device gpu", "--device gpu is none of auto, cpu, cuda"),
     (USAGE, "run p.txt --decisions trch", "'trch' is none of auto, fused, torch, onnx"),
-    (USAGE, "import vllm.log -o OUT --format vllm", "did you mean vllm-log?"),
+    (USAGE, "import vllm.log -o OUT --batch-sizes 8,x", "e.g. --batch-sizes 1,8,32"),
     (USAGE, "export chain --to vlm", "--to 'vlm' is none of vllm, "),
     (USAGE, "export chain --to vllm --method eagel", "did you mean eagle?"),
     # Values out of range, or of another kind.

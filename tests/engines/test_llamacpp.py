@@ -23,7 +23,7 @@ from specctl.engines.gguf_files import check_pair, write_model
 from specctl.engines.llamacpp_flags import FILE, LLAMACPP, RENAMED, LlamaServer, read_file
 from specctl.engines.llamacpp_server import Answer, OwnServer
 from specctl.errors import EngineError, ModelConfigError, ModelError
-from specctl.logs.importing import import_file
+from specctl.logs.importing import import_files
 from specctl.logs.sources import Source
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
@@ -173,7 +173,7 @@ def test_it_counts_as_import_reads(
     page, log = client.metrics(), capfd.readouterr().err
     counts, timings = counters(client), [answer.timings for answer in answers]
     lines = "\n".join(json.dumps({"timings": one.model_dump()}) for one in timings)
-    found = [import_file(Source("llama.cpp", text.encode())) for text in (page, log, lines)]
+    found = [import_files([Source("llama.cpp", text.encode())]) for text in (page, log, lines)]
     assert [one["format"] for one in found] == [f"llamacpp-{n}" for n in FORMATS]
     [of_page] = found[0]["models"].values()
     names = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "marginal_prob")
@@ -197,7 +197,7 @@ def test_synthetic_rates_are_followed(ground: Ground, prompts: list[list[int]]) 
     client = OwnServer(ground.target, settings, exact=True, **sizes)
     for prompt in prompts[:12]:
         client.complete(prompt, NEW_TOKENS, ignore_eos=True)
-    [found] = import_file(Source("m", client.metrics().encode()))["models"].values()
+    [found] = import_files([Source("m", client.metrics().encode())])["models"].values()
     num_rounds = found["num_rounds"]
     # The last rounds of a text draft less: at most two of each.
     spare = 2 * 12 / num_rounds

@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from specctl.errors import InputError
-from specctl.logs.importing import import_file
+from specctl.logs.importing import import_files
 from specctl.logs.sources import Source
 from tests.engines.sglang_wheel import WHEEL, needs_wheel
 
@@ -126,7 +126,7 @@ def decode(
 
 def read(text: str | bytes) -> dict[str, Any]:
     content = text if isinstance(text, bytes) else text.encode()
-    return import_file(Source("sglang", content))
+    return import_files([Source("sglang", content)])
 
 
 NUM_ACCEPTED = sum(map(sum, ROUNDS))
@@ -145,7 +145,7 @@ def test_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_log_without_speculation(monkeypatch: pytest.MonkeyPatch) -> None:
     text = decode(monkeypatch, speculates=False)
-    with pytest.raises(InputError, match="2 lines 'Decode batch', none of them with 'accept len'"):
+    with pytest.raises(InputError, match="2 lines `Decode batch` of SGLang, and none with"):
         read(text)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specctl.logs.importing import import_file
+from specctl.logs.importing import import_files
 from specctl.logs.sources import Source
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make engines")
@@ -31,7 +31,7 @@ def counts(rounds: list[tuple[int, int]]) -> dict[str, Any]:
 
 
 def read(text: bytes) -> dict[str, Any]:
-    found = import_file(Source("vllm", text))
+    found = import_files([Source("vllm", text)])
     [figures] = found.get("models", {"": found}).values()
     return {name: figures[name] for name in counts(EVEN)} | {
         "is_exact": figures["fixed_length_sweep"]["is_exact"]

@@ -1,0 +1,199 @@
+"""Advice from figures of acceptance: the best draft length at each load, where to switch drafts
+off, or the prices at which draft tokens pay.
+
+Lengths up to the logged one are judged; longer ones were not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specctl.formatting import listed
+
+ChainClock = Callable[[int, int, float], float]
+"""From requests together, draft tokens of a chain and emitted tokens to a request's share of the
+step, us."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A clock, and the loads at which it is asked."""
+
+    clock: ChainClock
+    batch_sizes: Sequence[int]
+    source: str  # of the clock, in words
+    not_reached: Sequence[int] = ()  # loads at which the clock was not measured
+
+
+def explain(figures: dict[str, Any], advice: Advice | None) -> dict[str, Any]:
+    """The figures with `best_lengths` by load, None without a clock, and `meaning` in sentences."""
+    sweep = figures["fixed_length_sweep"]
+    best = None
+    if sweep is None:
+        worth = f"No length can be named: {figures['why_no_sweep']}"
+    elif advice is None:
+        worth = _break_even_words(figures, sweep)
+    else:
+        best = [best_lengths(sweep, advice.clock, size) for size in advice.batch_sizes]
+        worth = _best_words(best, len(sweep["chains"]), advice, sweep["if_chains"])
+    unknown = "; ".join(figures["not_known"])
+    lines = [_acceptance_words(figures), *_movement_words(figures)]
+    lines.append(worth + (f". Not known: {unknown}." if unknown else "."))
+    clock = advice.source if advice and best else None
+    return {**figures, "clock": clock, "best_lengths": best, "meaning": lines}
+
+
+def best_lengths(sweep: dict[str, Any], clock: ChainClock, batch_size: int) -> dict[str, Any]:
+    """The lengths that may be fastest at a load, 0 for plain decoding; a single one if τ is exact.
+
+    Returns:
+        `batch_size`; `num_draft_tokens`, a list; by length from 0 on `tokens_per_s_range`, of all
+        requests, and `over_plain_range`.
+    """
+    taus = [(1.0, 1.0), *(chain["mean_acceptance_length_range"] for chain in sweep["chains"])]
+    rates = [
+        sorted(1e6 * tau / clock(batch_size, length, tau) for tau in found)
+        for length, found in enumerate(taus)
+    ]
+    surest = max(low for low, _ in rates)
+    lengths = [length for length, (_, high) in enumerate(rates) if high >= surest]
+    if sweep["is_exact"]:
+        lengths = lengths[:1]  # the shortest of equals
+    return {
+        "batch_size": batch_size,
+        "num_draft_tokens": lengths,
+        "tokens_per_s_range": rates,
+        "over_plain_range": [[end / rates[0][0] for end in rate] for rate in rates],
+    }
+
+
+def schedule_of(best: Sequence[dict[str, Any]]) -> list[tuple[int, int]] | None:
+    """First batch size and length of each stretch of loads with one best length; None where a
+    load leaves several."""
+    found: list[tuple[int, int]] = []
+    for one in best:
+        if len(one["num_draft_tokens"]) > 1:
+            return None
+        [length] = one["num_draft_tokens"]
+        if not found or found[-1][1] != length:
+            found.append((one["batch_size"], length))
+    return found
+
+
+# --------------------------------------------------------------------------- in words
+
+
+def shown_range(found: Sequence[float], digits: str) -> str:
+    """`2.10`, or `1.90 to 2.10` if the ends differ in these digits."""
+    low, high = (f"{end:{digits}}" for end in found)
+    return low if low == high else f"{low} to {high}"
+
+
+def mean_of(figures: dict[str, Any]) -> Sequence[float]:
+    """Least and most mean acceptance length."""
+    mean: float | None = figures.get("mean_acceptance_length")
+    found: list[float] = figures["mean_acceptance_length_range"] if mean is None else [mean, mean]
+    return found
+
+
+def _acceptance_words(figures: dict[str, Any]) -> str:
+    mean = shown_range(mean_of(figures), ".2f")
+    counted = figures.get("counted")
+    when = "" if counted is None else f", counted {counted}"
+    emits = f"a round emits {mean} tokens (mean acceptance length, the target's own token counted)"
+    marginal = figures.get("marginal_prob")
+    if not marginal:
+        return f"Acceptance by position is not known; {emits}{when}."
+    shares = ", ".join(f"{share:.0%}" for share in marginal)
+    places = "position 1" if len(marginal) == 1 else f"positions 1 to {len(marginal)}"
+    rounds = figures["num_rounds"]
+    sweep = figures["fixed_length_sweep"]
+    least = "" if sweep is None or sweep["is_exact"] else "at least "
+    return f"Draft {places} accepted in {least}{shares} of {rounds:,} rounds; {emits}{when}."
+
+
+def _movement_words(figures: dict[str, Any]) -> list[str]:
+    """Acceptance over time, and of processes that followed each other."""
+    over, lines = figures.get("over_time"), []
+    if over is not None:
+        first, second, chance = (over[name] for name in ("first_half", "second_half", "chance"))
+        halves = f"{first:.2f} in the first half of the log, {second:.2f} in the second"
+        parts = [part["mean_acceptance_length"] for part in over["parts"]]
+        ends = f"{parts[0]:.2f} in the first of {len(parts)} parts, {parts[-1]:.2f} in the last"
+        if chance is None:
+            lines.append(f"Over time: {halves} (too few lines to tell from chance).")
+        elif chance < 0.05:
+            verb = "fell" if second < first else "rose"
+            lines.append(
+                f"Acceptance {verb} over time: {halves} ({ends}); as large a difference comes by "
+                f"chance in {chance:.1%} of orders."
+            )
+        else:
+            lines.append(
+                f"Over time: {halves}; chance alone gives as much in {chance:.0%} of orders."
+            )
+    processes = figures.get("processes") or []
+    after = [one for one in processes if one["follows"]]
+    if len(processes) > 1:
+        how = (
+            "one after the other, as after a restart"
+            if len(after) == len(processes) - 1
+            else ("side by side" if not after else f"{len(after)} of them after another had ended")
+        )
+        shown = "; ".join(
+            f"{one['process'] or 'no name'}: τ {one['mean_acceptance_length']:.2f}, lines "
+            f"{one['first_line']} to {one['last_line']}"
+            for one in processes[:4]
+        )
+        more = f"; and {len(processes) - 4} more" if len(processes) > 4 else ""
+        lines.append(f"Pooled over {len(processes)} processes, {how} ({shown}{more}).")
+    return lines
+
+
+def _best_words(best: Sequence[dict[str, Any]], depth: int, advice: Advice, if_chains: str) -> str:
+    """A sentence: the best length by load, and where to switch off."""
+    parts: list[str] = []
+    plain = [one["batch_size"] for one in best if one["num_draft_tokens"] == [0]]
+    for one in best:
+        lengths, size = one["num_draft_tokens"], one["batch_size"]
+        load = f"at {size} request{'' if size == 1 else 's'}"
+        if lengths == [0]:
+            parts.append(f"plain decoding {load}")
+            continue
+        gain = shown_range(one["over_plain_range"][lengths[-1]], ".2f")
+        named = " or ".join(map(str, lengths))
+        parts.append(f"{named} {load} (x {gain} of plain)")
+    line = f"Best draft length on {advice.source}: {listed(parts)}"
+    if any(one["num_draft_tokens"] == [depth] for one in best):
+        line += f"; more than {depth} were not measured"
+    if any(len(one["num_draft_tokens"]) > 1 for one in best):
+        line += "; where several are named, their ranges overlap"
+    if plain:
+        first = f"{min(plain)} request{'' if min(plain) == 1 else 's'}"
+        line += f"; switch drafts off from {first} on"
+    if advice.not_reached:
+        line += f"; this clock was not measured at {listed(map(str, advice.not_reached))} requests"
+    return f"{if_chains[0].upper()}{if_chains[1:]}: {line}" if if_chains else line
+
+
+def _break_even_words(figures: dict[str, Any], sweep: dict[str, Any]) -> str:
+    depth, tau = len(sweep["chains"]), mean_of(figures)[0]
+    if sweep["is_exact"]:
+        tau = sweep["chains"][-1]["mean_acceptance_length_range"][0]
+    if tau <= 1:
+        return "Nothing was accepted, so drafting cannot pay: switch it off"
+    line = (
+        f"A round of {depth} drafted tokens is worth it over plain decoding if it takes less than "
+    )
+    line += (
+        f"{tau:.2f} plain steps: if a drafted token costs less than {(tau - 1) / depth:.0%} of a "
+    )
+    line += "step where verifying is free, or a verified token where drafting is free"
+    pays = sweep["chains"][-1]["pays_below_step_frac"]
+    if pays is not None and depth > 1:
+        line += f"; the last of them, over {depth - 1}, if one more costs less than {pays:.0%}"
+    line += ". --cost-model names the best length at each load"
+    if_chains = sweep["if_chains"]
+    return f"{if_chains[0].upper()}{if_chains[1:]}: {line}" if if_chains else line

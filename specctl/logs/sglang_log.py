@@ -1,0 +1,188 @@
+"""SGLang's log.
+
+`Decode batch, #running-req: 24, ..., accept len: 2.92, accept rate: 0.64, ..., gen throughput
+(token/s): 1476.00, #queue-req: 0` sums up `--decode-log-interval` (40) steps of one rank
+(`managers/scheduler_metrics_mixin.py` up to 0.5.11, `scheduler_components/metrics_reporter.py` of
+0.5.23). The length counts the target's own token. The rate has had three definitions, with `steps`
+= `--speculative-num-steps` and `n` = `--speculative-num-draft-tokens`, root counted:
+
+- up to October 2025 (sglang#11572): length / steps, which may exceed 1;
+- up to April 2026 (sglang#13212, #23530): length / n, at first with steps + 1 for n;
+- since then: (length - 1) / (n - 1).
+
+The first lines print `server_args=ServerArgs(...)`, or a dictionary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from specctl.errors import InputError
+from specctl.logs.server_log import (
+    CUT,
+    MEAN_ERROR,
+    NUMBER,
+    Interval,
+    ServerLog,
+    Starts,
+    belongs,
+)
+from specctl.logs.wrappers import Line, is_cut
+
+_RUNNING = re.compile(r"#running-req:\s*(\d{1,9})")
+_LENGTH = re.compile(rf"(?<!block )accept len:\s*{NUMBER}(?:,\s*accept rate:\s*{NUMBER})?,")
+_SPEED = re.compile(rf"gen throughput \(token/s\):\s*{NUMBER}")
+_ARGUMENT = re.compile(
+    r"\b(speculative_(?:algorithm|num_steps|num_draft_tokens|eagle_topk|adaptive))'?[:=] ?'?(\w+)"
+)
+_MAX_DEPTH = 256
+BEFORE_OCTOBER, BEFORE_APRIL, SINCE_APRIL = RELEASES = (
+    "SGLang is older than October 2025",
+    "SGLang is older than April 2026",
+    "SGLang is of April 2026 or newer",
+)
+_DEPTHS: dict[str, Callable[[float, float], float]] = {
+    BEFORE_OCTOBER: lambda length, rate: length / rate,
+    BEFORE_APRIL: lambda length, rate: length / rate - 1,
+    SINCE_APRIL: lambda length, rate: (length - 1) / rate,
+}
+"""Draft tokens of a chain from a mean and a rate, by release."""
+
+
+class SglangLog:
+    """Reads SGLang's lines, one after another."""
+
+    def __init__(self) -> None:
+        self.log = ServerLog("sglang")
+        self._starts = Starts()
+        self._arguments: dict[str, dict[str, str]] = {}
+
+    def take(self, line: Line) -> bool:
+        if line.mark == "server_args":
+            self._starts.start(line.process)
+            arguments = dict(_ARGUMENT.findall(line.text))
+            self._arguments[line.process] = arguments
+            algorithm = arguments.get("speculative_algorithm")
+            if algorithm is not None:
+                self.log.set("speculation", "off" if algorithm == "None" else "on")
+                if algorithm != "None":
+                    self.log.set("method", algorithm)
+        elif line.mark == "Decode batch":
+            self._interval(line)
+        else:
+            return False
+        return True
+
+    def _interval(self, line: Line) -> None:
+        log, text = self.log, line.text
+        log.num_plain += 1
+        running, length, speed = (p.search(text) for p in (_RUNNING, _LENGTH, _SPEED))
+        if running and speed and "accept" not in text:
+            if is_cut(line):
+                log.leave_out(line.spot, CUT)
+            log.plain.append((int(running[1]), float(speed[1])))
+            return
+        if is_cut(line):
+            log.leave_out(line.spot, CUT)
+            return
+        if "accept len: 0.00" in text:  # no round in this interval
+            return
+        if running is None or length is None or float(length[1]) < 1:
+            log.leave_out(line.spot, "lacks #running-req or an accept len of at least 1")
+            return
+        drafts, depth = self._drafts(line)
+        mean, process = float(length[1]), self._starts.name(line.process)
+        log.add(
+            Interval(
+                line.spot,
+                process,
+                line.time,
+                (max(mean - MEAN_ERROR, 1.0), mean + MEAN_ERROR),
+                max(int(running[1]), 1),
+                num_running=int(running[1]),
+                rate=float(length[2]) if length[2] else None,
+                tokens_per_s=float(speed[1]) if speed else None,
+                drafts=drafts,
+                num_draft_tokens=depth,
+            ),
+            text,
+        )
+
+    def _drafts(self, line: Line) -> tuple[str, int | None]:
+        """The kind of drafts and a chain's length, as the start of this process says."""
+        owners = [name for name in self._arguments if belongs(line.process, name)]
+        arguments = self._arguments[max(owners, key=len)] if owners else {}
+        topk, tokens = (
+            arguments.get(f"speculative_{name}", "") for name in ("eagle_topk", "num_draft_tokens")
+        )
+        if arguments.get("speculative_adaptive") == "True" or "cap len: " in line.text:
+            return "varying", None
+        if topk.isdecimal() and int(topk) > 1:
+            return "tree", None
+        depth = int(tokens) - 1 if tokens.isdecimal() and int(tokens) > 1 else None
+        return ("chain" if topk == "1" else ""), depth
+
+    def nothing(self, name: str) -> InputError:
+        """The error for a log without intervals."""
+        log = self.log
+        state = log.one("speculation")
+        lines = f"{log.num_plain:,} lines `Decode batch` of SGLang, and none with `accept len`"
+        hint = "start it with --speculative-algorithm; a log without drafts can stand beside one "
+        hint += "with drafts, to compare"
+        if state == "off":
+            lines = "this SGLang does not speculate: its server_args say speculative_algorithm=None"
+        elif not log.num_plain:
+            lines = "a start of SGLang and no line `Decode batch`"
+            hint = "log at --log-level info for more than --decode-log-interval steps"
+        return log.refuse(name, lines, hint)
+
+
+def chain_lengths(intervals: Sequence[Interval]) -> dict[str, list[int]]:
+    """Chain lengths that fit all means and rates, by release of SGLang; releases without one
+    are left out."""
+    found = {name: set(range(1, _MAX_DEPTH)) for name in RELEASES}
+    rated = [one for one in intervals if one.rate is not None]
+    for one in rated:
+        for name, depth_of in _DEPTHS.items():
+            rate = one.rate or 0.0
+            low = depth_of(one.mean[0], rate + MEAN_ERROR)
+            high = depth_of(one.mean[1], max(rate - MEAN_ERROR, 1e-9))
+            found[name] = {depth for depth in found[name] if low <= depth <= high}
+            if name != BEFORE_OCTOBER and _is_above_1(one):
+                found[name] = set()
+    return {name: sorted(depths) for name, depths in found.items() if depths} if rated else {}
+
+
+def stated_length(intervals: Sequence[Interval]) -> tuple[int | None, str]:
+    """The draft length that means and rates leave, or None and why it is not known."""
+    fitting = chain_lengths(intervals)
+    rated = [one for one in intervals if one.rate is not None]
+    if not rated:
+        return None, f"the lines have no accept rate: {_KEEP}"
+    if not fitting:
+        return None, f"mean and rate fit no chain, so these may be trees: {_KEEP}"
+    if [*fitting] == [BEFORE_OCTOBER]:
+        lengths = _or(fitting[BEFORE_OCTOBER])
+        why = "the accept rates" + (", above 1," if any(_is_above_1(one) for one in rated) else "")
+        return (
+            None,
+            f"{why} are of an SGLang older than October 2025, with {lengths} steps: {_KEEP}",
+        )
+    if any(len(depths) > 4 for depths in fitting.values()):
+        return None, f"means and rates leave many draft lengths: {_KEEP}"
+    if [len(depths) for depths in fitting.values()] == [1]:
+        return next(iter(fitting.values()))[0], ""
+    told = "; ".join(f"{_or(depths)} if {name}" for name, depths in reversed(fitting.items()))
+    return None, f"the draft length is {told}: {_KEEP}"
+
+
+def _is_above_1(one: Interval) -> bool:
+    return one.rate is not None and one.rate > 1 + MEAN_ERROR
+
+
+def _or(lengths: Sequence[int]) -> str:
+    return " or ".join(map(str, lengths))
+
+
+_KEEP = "keep the log's line of server_args, which says the draft length"

@@ -1,0 +1,180 @@
+"""Lines of servers, taken out of what carried them: terminals, containers, clusters, loggers.
+
+A line of an engine is found by a mark, a text that only this engine prints, wherever it stands. So
+most wrappers need no name: what stands before the mark tells the process and the time. Four change
+the text itself and are undone: colours, JSON loggers, records that were split (Kubernetes' CRI
+marks all but the last part `P`), and lines that a terminal or an editor folded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
+
+from specctl.logs.sources import Source, Spot, text_lines
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of an engine: the text from its mark on, and what stood before it."""
+
+    spot: Spot
+    mark: str
+    text: str  # behind the mark
+    before: str = ""
+    process: str = ""  # pod, host, process and ranks; empty if nothing tells
+    time: str = ""  # the nearest before the mark, as it stands there
+
+
+MARK = re.compile(
+    r"SpecDecoding metrics: *|Avg prompt throughput: *|Speculative metrics: *|"
+    r"DiffusionDecoding metrics: *|vLLM API server version *|Initializing an? (?:V\d )?LLM engine "
+    r"\(v|non-default args: *|"
+    r"Decode batch|server_args=|"
+    r"draft acceptance(?: rate)? *= *|acc per pos *= *\(|(?<!prompt )eval time *= *"
+)
+_ENDS = {
+    "SpecDecoding metrics:": re.compile(r"\s*Draft acceptance rate|.*Avg\s*Draft.*:\s*[\d.na]+%"),
+    "Decode batch": re.compile(r".*#queue-req:\s*\d"),
+}
+"""Ends of the lines that are long enough to be folded."""
+_MAX_FOLDS = 12
+_STARTS = re.compile(
+    r"\s*(?:\(|\[|\{|\d{4}-\d\d-\d\d|[A-Z][a-z]{2} [ \d]\d |\d+\.\d+\.\d{3}\.\d{3} |"
+    r"(?:INFO|WARNING|ERROR|DEBUG)\b|Prefill batch|(?:slot|srv|llama_\w+) )"
+)
+"""Beginnings of a line of its own, which continues none before it."""
+_COLOURS = re.compile(r"(?:\x1b|\^\[|#033|\\u001b|\\x1b|\\033)\[[0-9;?]*[A-Za-z]|\x1b[@-Z\\-_]")
+_CRI = re.compile(
+    r"(?P<before>[^{]{0,200}?)(?P<time>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)) "
+    r"(?P<stream>stdout|stderr) (?P<part>[PF])(?::\S*)? (?P<text>.*)"
+)
+_BYTES = re.compile(r'"MESSAGE"\s*:\s*\[')
+_TEXTS = ("message", "msg", "log", "MESSAGE", "textPayload", "line", "text", "event", "body")
+_TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp", "_timestamp")
+_NAMES = (
+    *("vllm_process_name", "process", "pid", "_PID", "container_name", "container", "pod"),
+    *("pod_name", "namespace_name", "hostname", "host", "_HOSTNAME", "instance", "replica"),
+)
+_PROCESSES = (
+    re.compile(r"\[pod/([^\]]+)\]"),  # kubectl logs --prefix
+    re.compile(r"^([\w.\-]+) +\| "),  # docker compose
+    re.compile(r"(?:^|\s)([\w.\-@]+\[\d+\]): "),  # syslog, journald
+    re.compile(r"(?:^|[\s/])((?=[a-z])[a-z0-9]+(?:-[a-z0-9]+){2,})(?=[\s:|>\]])"),  # a pod
+    re.compile(r"\((\w[\w.\-]* pid=\d+(?:, ip=[\d.:]+)?)\)"),  # vLLM, Ray
+    re.compile(r"\[\d{4}-\d\d-\d\d [\d:.]+((?: (?:DP|TP|PP|EP|ATTN_\w+)\d+)+)\]"),  # SGLang
+)
+_TIME = re.compile(
+    r"(?:\d{4}-\d\d-\d\d[T ]|\d\d-\d\d |[A-Z][a-z]{2} [ \d]\d )\d\d:\d\d:\d\d|"
+    r"\b\d+\.\d\d\.\d{3}\.\d{3}\b"
+)
+
+
+def engine_lines(source: Source) -> Iterator[Line]:
+    """Lines with a mark of an engine, whole where their parts are there."""
+    held: tuple[Line, Line] | None = None  # as it stands, and with what followed
+    folds, earlier = 0, ""
+    for spot, text, fields in _records(source):
+        marks = [*MARK.finditer(text)]
+        if not marks and not _STARTS.match(text) and MARK.search(earlier[-30:] + text.strip()[:30]):
+            text = earlier + text.strip()  # folded within a mark
+            marks = [*MARK.finditer(text)]
+        earlier = "" if marks else text.rstrip()
+        is_new = marks or _STARTS.match(text) or _TIME.search(text)
+        if held is not None and not is_new and folds < _MAX_FOLDS:
+            held = held[0], replace(held[1], text=held[1].text.rstrip() + text.strip())
+            folds += 1
+            if not is_cut(held[1]):
+                yield held[1]
+                held = None
+            continue
+        if held is not None:
+            yield held[0]
+            held = None
+        start = 0
+        for found, after in zip_longest(marks, marks[1:]):
+            before, end = text[start : found.start()], after.start() if after else len(text)
+            start = found.end()
+            named = [value for name, value in fields.items() if name != "time"]
+            process = " ".join(dict.fromkeys([*named, *_names_in(before)]))
+            times = _TIME.findall(before) or [fields.get("time", "")]
+            mark = found[0].rstrip(" (=")
+            line = Line(spot, mark, text[found.end() : end], before, process, times[-1])
+            if after is None and is_cut(line):
+                held, folds = (line, line), 0
+            else:
+                yield line
+    if held is not None:
+        yield held[0]
+
+
+def is_cut(line: Line) -> bool:
+    """Whether the end is missing that lines of this mark have."""
+    end = _ENDS.get(line.mark)
+    return end is not None and end.match(line.text) is None
+
+
+def _names_in(before: str) -> Iterator[str]:
+    """Names of pods, hosts, processes and ranks."""
+    for pattern in _PROCESSES:
+        yield from (found[1].strip() for found in pattern.finditer(before))
+
+
+def _records(source: Source) -> Iterator[tuple[Spot, str, dict[str, str]]]:
+    """Texts that a server wrote in one piece, without colours, and their loggers' fields."""
+    parts: dict[str, tuple[Spot, str]] = {}
+    since_mark = _MAX_FOLDS
+    for spot, raw in text_lines(source):
+        text, fields = raw, dict[str, str]()
+        if cri := _CRI.match(raw) if " P " in raw or " F " in raw else None:
+            key, before = cri["before"] + cri["stream"], cri["before"]
+            text, fields = before + cri["text"], {"time": cri["time"]}
+            first, begun = parts.pop(key, (spot, ""))
+            if MARK.search(begun) and MARK.search(text):
+                yield first, _COLOURS.sub("", begun), fields  # its rest is not there
+            elif begun:
+                spot, text = first, begun + cri["text"]
+            if cri["part"] == "P":
+                parts[key] = spot, text
+                continue
+        is_marked = MARK.search(text) is not None or _BYTES.search(text) is not None
+        since_mark = 0 if is_marked else since_mark + 1
+        if "{" in text and since_mark <= _MAX_FOLDS:
+            text = _unwrapped(text, fields)
+        yield spot, _COLOURS.sub("", text).replace("\xa0", " "), fields
+    for spot, text in parts.values():
+        yield spot, _COLOURS.sub("", text), {}
+
+
+def _unwrapped(text: str, fields: dict[str, str], depth: int = 3) -> str:
+    """The message of a JSON logger, and its process and time in `fields`; other text as it is."""
+    before, brace, rest = text.partition("{")
+    try:
+        found, _ = json.JSONDecoder(strict=False).raw_decode(brace + rest)
+    except ValueError:
+        return text
+    nested = [one for one in found.values() if isinstance(one, dict)]
+    nested += [one["labels"] for one in nested if isinstance(one.get("labels"), dict)]
+    for record in (found, *nested):
+        named = {key: str(record[key]) for key in _NAMES if isinstance(record.get(key), str | int)}
+        fields |= named
+        for key in _TIMES:
+            if isinstance(record.get(key), str):
+                fields["time"] = record[key]
+    for record in (found, *nested):
+        for key in _TEXTS:
+            message = _as_text(record.get(key))
+            if message is not None:
+                return before + (_unwrapped(message, fields, depth - 1) if depth else message)
+    return text
+
+
+def _as_text(value: Any) -> str | None:
+    """A message; journald has one with colours as a list of bytes."""
+    if isinstance(value, list) and value and all(isinstance(n, int) and n < 256 for n in value):
+        return bytes(value).decode(errors="replace")
+    return value if isinstance(value, str) else None

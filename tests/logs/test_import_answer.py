@@ -1,0 +1,289 @@
+"""`specctl import` answers: which draft length at which load, when off, or at which price."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specctl.errors import InputError
+from specctl.logs import sources
+from specctl.logs.acceptance_figures import chain_figures, mean_ranges, sweep_of
+from specctl.logs.advice import Advice, best_lengths, explain, schedule_of
+from specctl.logs.importing import import_files
+from specctl.logs.sources import Source
+from specctl.replay.cost.files import parse_linear
+from specctl.replay.metrics import LoadClock
+from tests.cli.command import specctl
+from tests.logs.import_cases import imported, scrape, scrape_sglang, vllm_log
+from tests.replay.costs import table_model
+from tests.servers import free_port
+
+LINEAR = (
+    "verify_fixed_us=5000,verify_token_us=60,verify_cached_token_us=0,"
+    "draft_fixed_us=300,draft_token_us=250,step_us=200"
+)
+
+# --------------------------------------------------------------------------- the best length
+
+
+def counted(*at_least: int, num_rounds: int = 100) -> dict[str, Any]:
+    drafted = num_rounds * len(at_least)
+    return chain_figures(num_rounds, at_least, drafted, sum(at_least), is_ragged=False)
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=5))
+def test_a_draft_token_pays_below_its_share(counts: list[int]) -> None:
+    chains = counted(*sorted(counts, reverse=True))["fixed_length_sweep"]["chains"]
+    taus = [1.0, *(chain["mean_acceptance_length_range"][0] for chain in chains)]
+    for length, chain in enumerate(chains, start=1):
+        for factor, pays in ((0.99, True), (1.01, False)):
+            share = chain["pays_below_step_frac"] * factor
+            longer = taus[length] / (1 + length * share)
+            assert (longer > taus[length - 1] / (1 + (length - 1) * share)) == pays
+
+
+def test_the_best_length_is_the_fastest_of_the_sweep() -> None:
+    """70, 40, 10 of 100 rounds: steps of 5260, 5870, 6180, 6490 us by hand."""
+    clock = LoadClock(parse_linear(LINEAR))
+    sweep = counted(70, 40, 10)["fixed_length_sweep"]
+    best = best_lengths(sweep, lambda _, k, tau: clock.chain_us(k, tau, context_tokens=9), 1)
+    steps = [5260, 5870, 6180, 6490]
+    expected = [1e6 * tau / us for tau, us in zip((1, 1.7, 2.1, 2.2), steps, strict=True)]
+    assert best["num_draft_tokens"] == [2]
+    assert [low for low, _ in best["tokens_per_s_range"]] == pytest.approx(expected)
+    assert best["over_plain_range"][2] == pytest.approx([expected[2] / expected[0]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("step_us", "lengths", "says"),
+    [
+        (
+            (10, 100, 100, 100),
+            [0],
+            "on CLOCK: plain decoding at 1 request; switch drafts off from 1 requ",
+        ),
+        ((10, 10, 10, 10), [3], "3 at 1 request (x 2.20 of plain); more than 3 were not measured"),
+        ((10, 10, 99, 99), [1], "1 at 1 request (x 1.70 of plain)"),
+        ((10, 17, 21, 22), [0], "plain decoding"),  # the shortest of equals
+    ],
+)
+def test_the_best_length_in_words(step_us: tuple[int, ...], lengths: list[int], says: str) -> None:
+    found = explain(counted(70, 40, 10), Advice(lambda _, k, tau: step_us[k], (1,), "CLOCK"))
+    assert found["best_lengths"][0]["num_draft_tokens"] == lengths
+    assert says in found["meaning"][1]
+    assert found["meaning"][0] == (
+        "Draft positions 1 to 3 accepted in 70%, 40%, 10% of 100 rounds; a round emits 2.20 tokens "
+        "(mean acceptance length, the target's own token counted)."
+    )
+
+
+def test_lengths_whose_ranges_overlap_are_all_named() -> None:
+    figures = {
+        "mean_acceptance_length_range": [2.0, 2.0],
+        "fixed_length_sweep": sweep_of(mean_ranges((2.0, 2.0), 3), "a range"),
+        "not_known": ["acceptance by position"],
+    }
+    found = explain(figures, Advice(lambda _, k, tau: 10 + k, (1,), "CLOCK"))
+    assert found["best_lengths"][0]["num_draft_tokens"] == [1, 2, 3]
+    assert "1 or 2 or 3 at 1 request" in found["meaning"][1]
+    assert "where several are named, their ranges overlap" in found["meaning"][1]
+
+
+def test_lengths_by_load_make_a_schedule() -> None:
+    """A step of 1 + 0.1 B K: three tokens pay for one request, none from 8 on."""
+    advice = Advice(lambda size, k, tau: 100 + 10 * size * k, (1, 2, 8, 32), "CLOCK")
+    found = explain(counted(70, 40, 10), advice)
+    assert [one["num_draft_tokens"] for one in found["best_lengths"]] == [[2], [2], [0], [0]]
+    assert schedule_of(found["best_lengths"]) == [(1, 2), (8, 0)]
+    assert "switch drafts off from 8 requests on" in found["meaning"][1]
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        (
+            (70, 40, 10),
+            "takes less than 2.20 plain steps: if a drafted token costs less than 40% of a step",
+        ),
+        ((70, 40, 10), "the last of them, over 2, if one more costs less than 5%"),
+        ((50,), "A round of 1 drafted tokens is worth it"),
+        ((0, 0), "Nothing was accepted, so drafting cannot pay: switch it off"),
+    ],
+)
+def test_prices_without_a_clock(counts: tuple[int, ...], says: str) -> None:
+    assert says in explain(counted(*counts), None)["meaning"][1]
+
+
+# --------------------------------------------------------------------------- the command
+
+
+def saved(path: Path, text: str | Sequence[str]) -> Path:
+    path.write_text(text if isinstance(text, str) else "\n".join(text) + "\n")
+    return path
+
+
+def test_import_with_a_cost_model(tmp_path: Path) -> None:
+    source = saved(tmp_path / "m.prom", scrape())
+    outcome = specctl("import", source, "--linear", LINEAR, "-o", tmp_path / "out")
+    said = "2 at 1 request (x 1.79 of plain)"
+    assert said in outcome.out
+    assert "What to do, on the rates of --linear, 512 tokens of context" in outcome.out
+    assert said in (tmp_path / "out" / "summary.json").read_text()
+    found = json.loads(
+        specctl("import", source, "--linear", LINEAR, "--batch-sizes", "64,2", "--json").out
+    )
+    best = found["models"]["m"]["best_lengths"]
+    assert [one["batch_size"] for one in best] == [2, 64]
+    assert best[1]["num_draft_tokens"] == [0]
+    both = specctl("import", source, "--linear", LINEAR, "--cost-model", "c.json")
+    assert "give either --cost-model or --linear" in both.err
+
+
+@pytest.mark.parametrize("sizes", ["0", "1,x", "1;8", "1.5", "9999999"])
+def test_batch_sizes_that_are_none(tmp_path: Path, sizes: str) -> None:
+    outcome = specctl("import", saved(tmp_path / "m.prom", scrape()), "--batch-sizes", sizes)
+    assert outcome.code == 2
+    assert "write them with commas, e.g. --batch-sizes 1,8,32" in outcome.err
+
+
+def test_a_measured_cost_model_says_whose_it_is(tmp_path: Path) -> None:
+    (tmp_path / "cost_model.json").write_bytes(table_model().to_bytes())
+    words = ("--cost-model", tmp_path / "cost_model.json", "--batch-sizes", 1)
+    found = specctl("import", saved(tmp_path / "m.prom", scrape()), *words)
+    assert "the log does not name its own" in found.err
+    assert "'Test CPU'" in found.err
+
+
+def test_what_was_read_comes_first(tmp_path: Path) -> None:
+    log = saved(tmp_path / "vllm.log", [*vllm_log(), vllm_log()[1][:-20]])
+    lines = specctl("import", log).out.splitlines()
+    assert lines[0].endswith(
+        "vllm.log: vLLM, 3 draft tokens; 3 intervals, 12 rounds, 11-24 05:00:00 to 11-24 05:00:20"
+    )
+    assert lines[-1].startswith(
+        "Left out: 1 line that is cut off or split: its end is missing (first:"
+    )
+
+
+def test_import_without_torch(tmp_path: Path) -> None:
+    """Torch takes longer to load than a log to read."""
+    words = ["import", saved(tmp_path / "m.prom", scrape()), "--linear", LINEAR]
+    script = (
+        "import sys; from specctl.cli import main\n"
+        f"sys.argv = {['specctl', *map(str, words)]!r}\n"
+        "try: main()\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.TextIOWrapper(io.BytesIO("\n".join(vllm_log()).encode()))
+    monkeypatch.setattr(sys, "stdin", text)
+    assert import_files([Source.of("-")])["num_rounds"] == 12
+
+
+# --------------------------------------------------------------------------- pages
+
+
+@contextmanager
+def page(*bodies: bytes, status: int = 200, kind: str = "text/plain") -> Iterator[str]:
+    """A server on loopback that answers with these, the last again; the address of its metrics."""
+    left = list(bodies)
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = left.pop(0) if len(left) > 1 else left[0]
+            self.send_response(status)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing on standard error."""
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("text", [scrape(), scrape_sglang()])
+def test_a_page_reads_like_its_file(text: str) -> None:
+    with page(text.encode()) as url:
+        found = import_files([Source.of(url)])
+        assert json.loads(specctl("import", url, "--json").out) == found
+    assert found["models"] == imported(text)["models"]
+
+
+def test_a_page_watched() -> None:
+    later = scrape("num_drafts 16", "num_draft_tokens 48", "num_accepted_tokens 18", "per_pos 0 10",
+                   "per_pos 1 6", "per_pos 2 2")  # fmt: skip
+    with page(scrape().encode(), later.encode()) as url:
+        found = json.loads(specctl("import", url, "--watch", 1, "--json").out)
+    assert found["models"]["m"]["num_rounds"] == 6
+    outcome = specctl("import", "vllm.log", "--watch", 1)
+    assert "--watch scrapes one address twice; give http://HOST:PORT/metrics alone" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("body", "answer", "says"),
+    [
+        (b"none", {"status": 404}, "status 404 Not Found; name its page of metrics"),
+        (b"busy", {"status": 503}, "status 503 Service Unavailable; check that it runs"),
+        (b"<html>hi</html>", {"kind": "text/html"}, "it is text/html and begins with"),
+        (b"<html>hi</html>", {}, "it is text/plain and begins with"),
+        (
+            b'{"object": "list"}',
+            {"kind": "application/json"},
+            "no line of vLLM, SGLang or llama.cpp",
+        ),
+        (b"# HELP python_gc x\npython_gc 1\n", {}, "metrics of another program"),
+        (b"vllm:num_requests_running 0\n", {}, "either this server does not speculate"),
+    ],
+)
+def test_pages_that_are_no_metrics(body: bytes, answer: Any, says: str) -> None:
+    with page(body, **answer) as url, pytest.raises(InputError) as refusal:
+        import_files([Source.of(url)])
+    assert says in str(refusal.value)
+    assert url in str(refusal.value)
+
+
+def test_a_page_that_is_too_large_or_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_PAGE_BYTES", 1 << 20)
+    with page(b"x" * (3 << 20)) as url, pytest.raises(InputError, match="more than 1 MiB"):
+        Source.of(url)
+    monkeypatch.setattr(sources, "DEADLINE_S", 0.0)
+    with page(b"x 1\n") as url, pytest.raises(InputError, match="no whole answer within"):
+        Source.of(url)
+
+
+def test_servers_that_are_not_there() -> None:
+    port = free_port()
+    for url, says in (
+        (f"http://127.0.0.1:{port}/metrics", "Connection refused"),
+        ("http://127.0.0.1:port/metrics", "port"),
+        ("http://", "cannot be read"),
+    ):
+        with pytest.raises(InputError, match=says):
+            Source.of(url)
