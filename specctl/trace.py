@@ -66,11 +66,11 @@ ROUND_COLUMNS = (
     ),
     Column("phi", "float32", "nats", "cumulative meta-path top-K entropy at phi_depth", True),
     Column("phi_depth", "int16", "levels", "T of phi", True),
-    Column("batch_size", "int16", "requests", "requests that shared the round"),
-    Column("draft_us", "float32", "us", "drafting, whole batch"),
-    Column("verify_us", "float32", "us", "target forward, whole batch"),
-    Column("policy_us", "float32", "us", "features and decisions, whole batch"),
-    Column("other_us", "float32", "us", "commit and bookkeeping, whole batch"),
+    Column("batch_size", "int16", "requests", "requests that shared the round; dense: null", True),
+    Column("draft_us", "float32", "us", "drafting, whole batch; dense: null", True),
+    Column("verify_us", "float32", "us", "target forward, whole batch; dense: null", True),
+    Column("policy_us", "float32", "us", "features, decisions, whole batch; dense: null", True),
+    Column("other_us", "float32", "us", "commit, bookkeeping, whole batch; dense: null", True),
     Column("step_idx", "int64", "steps", "engine step that verified the round; engines only", True),
     Column(
         "step_tokens", "int32", "tokens", "the target processed in the step, all requests", True
@@ -131,8 +131,6 @@ NODE_COLUMNS = (
 )
 
 TABLES = {"rounds": ROUND_COLUMNS, "nodes": NODE_COLUMNS}
-TIME_COLUMNS = ("draft_us", "verify_us", "policy_us", "other_us")
-"""Columns that differ when the same prompt is decoded again."""
 TOKEN_COLUMNS = {"rounds": ("root_token_id", "bonus_token_id"), "nodes": ("token_id",)}
 """Columns that hold the text, by table."""
 

@@ -25,7 +25,7 @@ from specctl.features import phi
 from specctl.policy import FullTree
 from specctl.policy.rules import rank_order
 from specctl.runtime.requests import Request
-from specctl.trace import TIME_COLUMNS, arrow_schema
+from specctl.trace import arrow_schema
 from specctl.tree import PAD, POOL_COLUMNS, DraftPool, gather
 
 if TYPE_CHECKING:
@@ -242,8 +242,6 @@ def dense_tables(
         "num_accepted": accepted,
         "num_emitted": torch.minimum(accepted + 1, last - root),
         "fully_accepted": accepted == shape.depth,
-        "batch_size": 1,
-        **dict.fromkeys(TIME_COLUMNS, 0.0),
         "policy_digest": policy_digest,
     }
     on_path, judged = tensors["on_path"], tensors["judged"]
