@@ -7,9 +7,12 @@ import logging
 import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 from specctl.errors import OutputError, reason_of
@@ -17,6 +20,8 @@ from specctl.formatting import Table
 from specctl.progress import Tick, show_progress
 
 _DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
+LINE_S = 10.0
+"""Time between lines of progress off a terminal."""
 PIPED_WIDTH = 1 << 16
 """Columns in a pipe, so that no text is wrapped or cut."""
 
@@ -83,7 +88,7 @@ def prepare_output() -> None:
 
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Tick]:
-    """A bar with the time left on standard error, only on a terminal; None: unknown total."""
+    """A bar on standard error; off a terminal, a line every `LINE_S`. None: unknown total."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -95,11 +100,40 @@ def progress(label: str, total: int | None) -> Iterator[Tick]:
     )
 
     console = Console(stderr=True)
+    if not console.is_terminal:
+        with _lines_of_progress(label, total) as tick:
+            yield tick
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, *times, console=console, disable=not console.is_terminal) as bar:
+    times = (TimeElapsedColumn(), TextColumn("so far,"), TimeRemainingColumn(), TextColumn("left"))
+    with Progress(*columns, *times, console=console) as bar:
         task = bar.add_task(label, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def _lines_of_progress(label: str, total: int | None) -> Iterator[Tick]:
+    started, done, is_over = time.monotonic(), 0, threading.Event()
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+
+    def report() -> None:
+        while not is_over.wait(LINE_S):
+            counts = "" if total is None else f": {done:,} of {total:,}"
+            spent = timedelta(seconds=round(time.monotonic() - started))
+            with suppress(AttributeError, OSError, ValueError):  # standard error was closed
+                sys.stderr.write(f"{label}{counts}, {spent} so far\n")
+                sys.stderr.flush()
+
+    thread = threading.Thread(target=report, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield advance
+    finally:
+        is_over.set()
+        thread.join()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,28 @@ def test_progress_says_how_much_time_is_left(
             now[0] += 10
             tick(1)
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err).split("prompts")[-1]
-    assert re.search(r"5/10 +0:00:50 left 0:00:50", " ".join(last.split()))
+    assert re.search(r"5/10 +0:00:50 so far, 0:00:50 left", " ".join(last.split()))
+
+
+@pytest.mark.parametrize(("total", "line"), [(10, "prompts: 5 of 10, 0:00:00 so far"),
+                                             (None, "prompts, 0:00:00 so far")])  # fmt: skip
+def test_progress_off_a_terminal_is_a_line_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    total: int | None,
+    line: str,
+) -> None:
+    """Also of work that counts nothing, such as loading; none before the first interval ends."""
+    monkeypatch.setattr(console, "LINE_S", 0.02)
+    with console.progress("prompts", total) as tick:
+        tick(5)
+        time.sleep(0.2)
+    lines = capsys.readouterr().err.splitlines()
+    assert line in lines
+    assert len(lines) <= 12
+    with console.progress("prompts", total):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 def in_a_shell(
