@@ -57,6 +57,7 @@ def import_(
     Acceptance by position, what shorter drafts would accept, and which length is fastest.
     """
     from specctl.durable import prepare_folder, write_whole
+    from specctl.engines.lengths import length_lines
     from specctl.logs.advice import Advice
     from specctl.logs.importing import import_files
     from specctl.logs.shown import describe_summary
@@ -71,20 +72,22 @@ def import_(
         from specctl.replay.metrics import LoadClock
         from specctl.replay.run import choose_cost
 
-        clocks = LoadClock.known(choose_cost(cost_model, linear, None, force=force), sizes)
+        model = choose_cost(cost_model, linear, None, force=force)
+        known = LoadClock.known(model, sizes)
 
         def chain_us(batch_size: int, length: int, emitted: float) -> float:
-            return clocks[batch_size].chain_us(length, emitted, context_tokens=context_tokens)
+            clock = LoadClock(model, batch_size)
+            return clock.chain_us(length, emitted, context_tokens=context_tokens)
 
         source = str(cost_model) if linear is None else "the rates of --linear"
         source = f"{source}, {context_tokens} tokens of context"
-        advice = Advice(chain_us, [*clocks], source, sorted({*sizes} - {*clocks}))
+        advice = Advice(chain_us, known, source, sorted({*sizes} - {*known}))
     with progress("lines read", None):
         texts = watched(sources, watch) if watch is not None else [*map(Source.of, sources)]
-        summary = import_files(texts, advice)
+        summary = import_files(texts, advice, sizes)
     if out is not None:
         write_whole(out / "summary.json", json_bytes(summary), "summary")
-    return Answer(summary, describe_summary(summary))
+    return Answer(summary, describe_summary(summary, length_lines))
 
 
 def _batch_sizes(text: str) -> list[int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -54,6 +54,12 @@ def _num_nodes(shape: Shape) -> int:
     return min(rule.max_tokens, most_nodes(rule.max_depth, rule.top_k))
 
 
+def slots_of(from_batch: Sequence[int], lengths: Sequence[int]) -> dict[str, Any]:
+    """The content of `ADAPTIVE_FILE` for one length a stretch of loads."""
+    pairs = zip(from_batch, lengths, strict=True)
+    return {str(start): {"candidate_steps": [length]} for start, length in pairs}
+
+
 def write(policy: Policy, serving: Serving) -> Export:
     """Flags of `sglang.launch_server`; lengths by batch size are slots of one candidate each."""
     shape = policy.shape
@@ -76,9 +82,7 @@ def write(policy: Policy, serving: Serving) -> Export:
             "model it would warn and keep one length",
             hint="export a chain of one length, or serve an EAGLE drafter",
         )
-    lengths = zip(shape.from_batch, shape.num_draft_tokens, strict=True)
-    content = {str(start): {"candidate_steps": [length]} for start, length in lengths}
-    text = json.dumps(content, indent=2) + "\n"
+    text = json.dumps(slots_of(shape.from_batch, shape.num_draft_tokens), indent=2) + "\n"
     flags += ["--speculative-adaptive"]
     flags += ["--speculative-adaptive-config", serving.path(ADAPTIVE_FILE)]
     notes = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Literal, Self, get_args
 
@@ -81,6 +81,15 @@ def draws(shape: Shape) -> str | None:
     return f"sampled drafts under {shape.kind}: our plugin reads only the likeliest ones"
 
 
+def triples_of(
+    from_batch: Sequence[int], lengths: Sequence[int], max_batch_size: int = 0
+) -> list[tuple[int, int, int]]:
+    """First and last batch size and length of each stretch; vLLM keeps the last beyond its end."""
+    ends = [start - 1 for start in from_batch[1:]]
+    last = max(max_batch_size, from_batch[-1])
+    return list(zip(from_batch, [*ends, last], lengths, strict=True))
+
+
 def write(policy: Policy, serving: Serving) -> Export:
     """Flags of `vllm serve`, and the plugin's file for rules and logs."""
     shape, trace = policy.shape, serving.trace
@@ -111,9 +120,7 @@ def write(policy: Policy, serving: Serving) -> Export:
         decides |= most > own  # only the plugin can draft less than vLLM may
     triples = None
     if isinstance(shape, ChainSchedule):
-        ends = [start - 1 for start in shape.from_batch[1:]]
-        last = max(serving.max_batch_size or 0, shape.from_batch[-1])
-        triples = list(zip(shape.from_batch, [*ends, last], shape.num_draft_tokens, strict=True))
+        triples = triples_of(shape.from_batch, shape.num_draft_tokens, serving.max_batch_size or 0)
     fields = {
         **drafter.model_dump(),
         "num_speculative_tokens": max(own, most),

@@ -17,6 +17,10 @@ ChainClock = Callable[[int, int, float], float]
 step, us."""
 
 
+_MAX_LOADS = 512
+"""Largest load up to which every one is judged for a schedule."""
+
+
 @dataclass(frozen=True)
 class Advice:
     """A clock, and the loads at which it is asked."""
@@ -30,19 +34,27 @@ class Advice:
 def explain(figures: dict[str, Any], advice: Advice | None) -> dict[str, Any]:
     """The figures with `best_lengths` by load, None without a clock, and `meaning` in sentences."""
     sweep = figures["fixed_length_sweep"]
-    best = None
+    best = schedule = None
     if sweep is None:
-        worth = f"No length can be named: {figures['why_no_sweep']}"
+        worth = f"No length can be named: {figures['why_no_sweep']}."
     elif advice is None:
         worth = _break_even_words(figures, sweep)
     else:
         best = [best_lengths(sweep, advice.clock, size) for size in advice.batch_sizes]
-        worth = _best_words(best, len(sweep["chains"]), advice, sweep["if_chains"])
-    unknown = "; ".join(figures["not_known"])
-    lines = [_acceptance_words(figures), *_movement_words(figures)]
-    lines.append(worth + (f". Not known: {unknown}." if unknown else "."))
-    clock = advice.source if advice and best else None
-    return {**figures, "clock": clock, "best_lengths": best, "meaning": lines}
+        schedule = _schedule(sweep, advice)
+        worth = _best_words(best, schedule, len(sweep["chains"]), advice, sweep["if_chains"])
+    return {
+        **figures,
+        "clock": advice.source if advice and best else None,
+        "best_lengths": best,
+        "schedule": schedule,
+        "meaning": [
+            _acceptance_words(figures),
+            *_movement_words(figures),
+            worth,
+            f"Not known: {'; '.join(figures['not_known'])}.",
+        ],
+    }
 
 
 def best_lengths(sweep: dict[str, Any], clock: ChainClock, batch_size: int) -> dict[str, Any]:
@@ -69,16 +81,17 @@ def best_lengths(sweep: dict[str, Any], clock: ChainClock, batch_size: int) -> d
     }
 
 
-def schedule_of(best: Sequence[dict[str, Any]]) -> list[tuple[int, int]] | None:
-    """First batch size and length of each stretch of loads with one best length; None where a
-    load leaves several."""
+def _schedule(sweep: dict[str, Any], advice: Advice) -> list[tuple[int, int]] | None:
+    """First load and best length of each stretch of loads; None where τ is a range."""
+    if not sweep["is_exact"]:
+        return None
+    least, most = min(advice.batch_sizes), max(advice.batch_sizes)
+    loads = range(least, most + 1) if most <= _MAX_LOADS else advice.batch_sizes
     found: list[tuple[int, int]] = []
-    for one in best:
-        if len(one["num_draft_tokens"]) > 1:
-            return None
-        [length] = one["num_draft_tokens"]
+    for size in loads:
+        [length] = best_lengths(sweep, advice.clock, size)["num_draft_tokens"]
         if not found or found[-1][1] != length:
-            found.append((one["batch_size"], length))
+            found.append((size, length))
     return found
 
 
@@ -152,30 +165,43 @@ def _movement_words(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _best_words(best: Sequence[dict[str, Any]], depth: int, advice: Advice, if_chains: str) -> str:
-    """A sentence: the best length by load, and where to switch off."""
+def _best_words(
+    best: Sequence[dict[str, Any]],
+    schedule: Sequence[tuple[int, int]] | None,
+    depth: int,
+    advice: Advice,
+    if_chains: str,
+) -> str:
+    """The best length by load, where to switch off, and the gains at the ends."""
+    loads = schedule or [(one["batch_size"], one["num_draft_tokens"]) for one in best]
     parts: list[str] = []
-    plain = [one["batch_size"] for one in best if one["num_draft_tokens"] == [0]]
-    for one in best:
-        lengths, size = one["num_draft_tokens"], one["batch_size"]
-        load = f"at {size} request{'' if size == 1 else 's'}"
-        if lengths == [0]:
-            parts.append(f"plain decoding {load}")
-            continue
-        gain = shown_range(one["over_plain_range"][lengths[-1]], ".2f")
-        named = " or ".join(map(str, lengths))
-        parts.append(f"{named} {load} (x {gain} of plain)")
+    for start, lengths in loads:
+        named = " or ".join(map(str, lengths)) if isinstance(lengths, list) else str(lengths)
+        named = {"0": "plain decoding (drafts off)"}.get(named, named)
+        parts.append(f"{named} {'from' if schedule else 'at'} {_requests(start)}")
     line = f"Best draft length on {advice.source}: {listed(parts)}"
-    if any(one["num_draft_tokens"] == [depth] for one in best):
+    ends = best[:1] if len(best) == 1 else [best[0], best[-1]]
+    gains = [
+        f"x {shown_range(one['over_plain_range'][one['num_draft_tokens'][-1]], '.2f')} at "
+        f"{_requests(one['batch_size'])}"
+        for one in ends
+    ]
+    line += f"; over plain decoding {listed(gains)}"
+    if any(depth in one["num_draft_tokens"] for one in best):
         line += f"; more than {depth} were not measured"
     if any(len(one["num_draft_tokens"]) > 1 for one in best):
         line += "; where several are named, their ranges overlap"
-    if plain:
-        first = f"{min(plain)} request{'' if min(plain) == 1 else 's'}"
-        line += f"; switch drafts off from {first} on"
     if advice.not_reached:
         line += f"; this clock was not measured at {listed(map(str, advice.not_reached))} requests"
-    return f"{if_chains[0].upper()}{if_chains[1:]}: {line}" if if_chains else line
+    return _if(if_chains, line + ".")
+
+
+def _requests(number: int) -> str:
+    return f"{number} request{'' if number == 1 else 's'}"
+
+
+def _if(condition: str, line: str) -> str:
+    return f"{condition[0].upper()}{condition[1:]}: {line}" if condition else line
 
 
 def _break_even_words(figures: dict[str, Any], sweep: dict[str, Any]) -> str:
@@ -183,17 +209,14 @@ def _break_even_words(figures: dict[str, Any], sweep: dict[str, Any]) -> str:
     if sweep["is_exact"]:
         tau = sweep["chains"][-1]["mean_acceptance_length_range"][0]
     if tau <= 1:
-        return "Nothing was accepted, so drafting cannot pay: switch it off"
-    line = (
-        f"A round of {depth} drafted tokens is worth it over plain decoding if it takes less than "
-    )
+        return "Nothing was accepted, so drafting cannot pay: switch it off."
+    tokens = "1 drafted token" if depth == 1 else f"{depth} drafted tokens"
+    line = f"A round of {tokens} is worth it over plain decoding if it takes less than {tau:.2f} "
     line += (
-        f"{tau:.2f} plain steps: if a drafted token costs less than {(tau - 1) / depth:.0%} of a "
+        f"plain steps: if a drafted token costs less than {(tau - 1) / depth:.0%} of a step where "
     )
-    line += "step where verifying is free, or a verified token where drafting is free"
+    line += "verifying is free, or a verified token where drafting is free"
     pays = sweep["chains"][-1]["pays_below_step_frac"]
     if pays is not None and depth > 1:
         line += f"; the last of them, over {depth - 1}, if one more costs less than {pays:.0%}"
-    line += ". --cost-model names the best length at each load"
-    if_chains = sweep["if_chains"]
-    return f"{if_chains[0].upper()}{if_chains[1:]}: {line}" if if_chains else line
+    return _if(sweep["if_chains"], line + ". --cost-model names the best length at each load.")

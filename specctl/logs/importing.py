@@ -14,6 +14,7 @@ from specctl.logs.advice import Advice, explain
 from specctl.logs.foreign import foreign_record, foreign_text
 from specctl.logs.llamacpp_log import LlamacppLog
 from specctl.logs.metric_figures import figures_by_model
+from specctl.logs.own_clock import own_advice
 from specctl.logs.pooling import grouped, pooled
 from specctl.logs.scrapes import METRIC, Scrape, json_documents, json_scrapes
 from specctl.logs.server_log import ServerLog
@@ -131,9 +132,15 @@ def _answers(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 # --------------------------------------------------------------------------- one summary
 
 
-def import_files(sources: Sequence[Source], advice: Advice | None = None) -> dict[str, Any]:
+def import_files(
+    sources: Sequence[Source], advice: Advice | None = None, batch_sizes: Sequence[int] = (1,)
+) -> dict[str, Any]:
     """The summary of logs, each with figures of its own, of one scrape or of the window between
     two, or of answers.
+
+    Args:
+        advice: of a cost model; without one, logs of several draft lengths are a clock of their
+            own, at `batch_sizes`.
 
     Returns:
         `format`, `engine`, facts of the log's start, `left_out`, and figures: at the top, or by
@@ -162,10 +169,11 @@ def import_files(sources: Sequence[Source], advice: Advice | None = None) -> dic
             f"logs of {listed(sorted(ENGINES[name] for name in engines))}",
             hint="give logs of one engine",
         )
-    for one in readings:
-        if one.nothing is not None and all(other.nothing is not None for other in readings):
+    has_drafts = any(log.intervals for log in logs)
+    for one, log in zip(readings, logs, strict=True):
+        if one.nothing and not (has_drafts and log.plain and not log.left_out):
             raise one.nothing
-    return _explained(_of_logs(readings), advice)
+    return _explained(_of_logs(readings), advice or own_advice(logs, batch_sizes))
 
 
 def _of_scrapes(scrapes: Sequence[Scrape]) -> dict[str, Any]:
@@ -201,6 +209,7 @@ def _of_logs(readings: Sequence[Reading]) -> dict[str, Any]:
         "format": f"{engine}-log",
         "engine": engine,
         "source": listed(one.name for one in readings),
+        "without_drafts": [one.name for one in readings if one.nothing],
         "settings": {name: values for log in logs for name, values in log.settings.items()},
         "left_out": [
             {"reason": reason, "lines": count, "first": str(log.first_left_out[reason])}
@@ -211,7 +220,34 @@ def _of_logs(readings: Sequence[Reading]) -> dict[str, Any]:
     if len(models) == 1:
         [figures] = models.values()
         return {**figures, **summary}
-    return {**summary, "models": models}
+    return {**summary, "models": models, "comparison": _compared(models)}
+
+
+def _compared(models: dict[str, dict[str, Any]]) -> list[str]:
+    """A sentence on the means of two logs or runs of one draft length."""
+    if len(models) != 2:
+        return []
+    (one, first), (other, second) = models.items()
+    lengths = {len(own.get("marginal_prob", ())) for own in models.values()}
+    lengths |= {own.get("num_draft_tokens_per_round", 0) for own in models.values()}
+    if len(lengths - {0}) != 1 or None in lengths:
+        return []
+    before, after = (
+        own.get("mean_acceptance_length") or own["mean_of_interval_means"]
+        for own in (first, second)
+    )
+    ends = [own["mean_interval"] for own in (first, second) if "mean_interval" in own]
+    line = f"{other} against {one}: τ {after:.2f} against {before:.2f}"
+    if len(ends) < 2:
+        return [f"{line} (too few lines to tell from chance)."]
+    half = sum(((high - low) / 2) ** 2 for low, high in ends) ** 0.5
+    low, high = after - before - half, after - before + half
+    verdict = (
+        "no difference beyond chance"
+        if low < 0 < high
+        else ("a fall" if after < before else "a rise")
+    )
+    return [f"{line}, {verdict}: {after - before:+.2f}, 95% interval {low:+.2f} to {high:+.2f}."]
 
 
 def _explained(summary: dict[str, Any], advice: Advice | None) -> dict[str, Any]:

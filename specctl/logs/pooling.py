@@ -92,6 +92,9 @@ def _by_position(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any
     if len(blocks) < MIN_PROMPTS:
         return figures
     below = np.array([rounds[block].sum() for block in blocks], float)
+    accepted = np.array([one.num_accepted for one in intervals], float)
+    mean = ratio_of_sums(np.array([accepted[block].sum() for block in blocks]), below)
+    figures["mean_interval"] = [1 + mean.low, 1 + mean.high]
     ends = [
         ratio_of_sums(np.array([counts[block, place].sum() for block in blocks], float), below)
         for place in range(counts.shape[1])
@@ -118,6 +121,10 @@ def _of_means(intervals: Sequence[Interval], facts: dict[str, Any]) -> dict[str,
         "mean_of_interval_means": float(np.average(middles, weights=weights)),
         "draft_tokens_if": None if depth else chain_lengths(intervals),
     }
+    if len(intervals) >= MIN_PROMPTS:
+        weight = np.array(weights)
+        spread = ratio_of_sums(weight * np.array(middles), weight)
+        facts["mean_interval"] = [spread.low, spread.high]
     mean = min(one.mean[0] for one in intervals), max(one.mean[1] for one in intervals)
     unknown = ["how many rounds each interval had"]
     return mean_figures(mean, depth, why, unknown, facts, is_chain=first.drafts == "chain")

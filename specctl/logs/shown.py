@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from specctl.formatting import Table, count, listed
 from specctl.logs.advice import mean_of, shown_range
-from specctl.logs.importing import ENGINES
-
-_CLOCK = "no clock: give --cost-model for the best length at each load"
+from specctl.logs.importing import ENGINES, SINCE_START
 
 
-def describe_summary(summary: dict[str, Any]) -> list[Any]:
-    """Tables and sentences for each model, log or draft length of a summary."""
+def describe_summary(
+    summary: dict[str, Any], settings: Callable[[str, Any, int], list[str]]
+) -> list[Any]:
+    """Tables and sentences for each model, log or draft length of a summary.
+
+    Args:
+        settings: an engine's settings for a schedule of lengths up to a load, in sentences.
+    """
     parts: list[Any] = []
     for name, figures in summary.get("models", {"": summary}).items():
         parts += [_read_words(summary, name, figures), _acceptance(figures)]
+        *found, worth, unknown = figures["meaning"]
+        parts += found[1:] if figures["fixed_length_sweep"] else found
         if figures["best_lengths"]:
             parts.append(_what_to_do(figures))
-        parts += figures["meaning"]
+        parts.append(worth)
+        if figures["schedule"]:
+            most = figures["best_lengths"][-1]["batch_size"]
+            parts += settings(summary["engine"], figures["schedule"], most)
+        parts.append(unknown)
+    parts += summary.get("comparison", [])
+    parts += [
+        f"{name}: without drafts, read for the time of plain steps."
+        for name in summary.get("without_drafts", [])
+    ]
     left_out = [
         f"Left out: {count(one['lines'], 'line')} that {one['reason']} (first: {one['first']})."
         for one in summary.get("left_out", [])
@@ -40,6 +56,7 @@ def _read_words(summary: dict[str, Any], name: str, figures: dict[str, Any]) -> 
         for noun in ("request", "interval", "round")
         if figures.get(f"num_{noun}s")
     ]
+    amounts.append(figures["counted"] if figures.get("counted") == SINCE_START else "")
     span = f"{figures['from']} to {figures['to']}" if figures.get("from") else ""
     source = summary.get("source", "")
     where = ", ".join(filter(None, (figures.get("source", source), name if name != source else "")))

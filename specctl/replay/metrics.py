@@ -263,21 +263,22 @@ class LoadClock:
     batch_size: int = 1
 
     @classmethod
-    def known(cls, model: CostModel, batch_sizes: Sequence[int]) -> dict[int, LoadClock]:
-        """A clock for each load that the cost model knows, the first among them.
+    def known(cls, model: CostModel, batch_sizes: Sequence[int]) -> list[int]:
+        """The loads that the cost model knows, the first among them.
 
         Raises:
             UsageError: it does not know the first.
         """
-        clocks = {size: cls(model, size) for size in batch_sizes}
-        for size, clock in list(clocks.items()):
+        known: list[int] = []
+        for size in batch_sizes:
             try:
-                clock.check()
+                cls(model, size).check()
             except UsageError:
-                if size == batch_sizes[0]:
+                if not known:
                     raise
-                del clocks[size]
-        return clocks
+            else:
+                known.append(size)
+        return known
 
     def __call__(self, run: Rounds) -> Floats:
         """`[M]` us of machine time of every round."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -13,20 +14,30 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specctl.engines.lengths import length_lines
 from specctl.errors import InputError
 from specctl.logs import sources
 from specctl.logs.acceptance_figures import chain_figures, mean_ranges, sweep_of
-from specctl.logs.advice import Advice, best_lengths, explain, schedule_of
+from specctl.logs.advice import Advice, best_lengths, explain
 from specctl.logs.importing import import_files
 from specctl.logs.sources import Source
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.metrics import LoadClock
 from tests.cli.command import specctl
-from tests.logs.import_cases import imported, scrape, scrape_sglang, vllm_log
+from tests.logs.import_cases import (
+    imported,
+    scrape,
+    scrape_sglang,
+    sglang_line,
+    sglang_start,
+    vllm_figures,
+    vllm_log,
+)
 from tests.replay.costs import table_model
 from tests.servers import free_port
 
@@ -72,10 +83,14 @@ def test_the_best_length_is_the_fastest_of_the_sweep() -> None:
         (
             (10, 100, 100, 100),
             [0],
-            "on CLOCK: plain decoding at 1 request; switch drafts off from 1 requ",
+            "on CLOCK: plain decoding (drafts off) from 1 request; over plain",
         ),
-        ((10, 10, 10, 10), [3], "3 at 1 request (x 2.20 of plain); more than 3 were not measured"),
-        ((10, 10, 99, 99), [1], "1 at 1 request (x 1.70 of plain)"),
+        (
+            (10, 10, 10, 10),
+            [3],
+            "3 from 1 request; over plain decoding x 2.20 at 1 request; more than 3 were",
+        ),
+        ((10, 10, 99, 99), [1], "1 from 1 request; over plain decoding x 1.70"),
         ((10, 17, 21, 22), [0], "plain decoding"),  # the shortest of equals
     ],
 )
@@ -102,12 +117,12 @@ def test_lengths_whose_ranges_overlap_are_all_named() -> None:
 
 
 def test_lengths_by_load_make_a_schedule() -> None:
-    """A step of 1 + 0.1 B K: three tokens pay for one request, none from 8 on."""
+    """A request's step of 100 + 10 B K: 2.1 / 160 > 1.7 / 130 at three, 1.7 / 170 = 1 / 100."""
     advice = Advice(lambda size, k, tau: 100 + 10 * size * k, (1, 2, 8, 32), "CLOCK")
     found = explain(counted(70, 40, 10), advice)
     assert [one["num_draft_tokens"] for one in found["best_lengths"]] == [[2], [2], [0], [0]]
-    assert schedule_of(found["best_lengths"]) == [(1, 2), (8, 0)]
-    assert "switch drafts off from 8 requests on" in found["meaning"][1]
+    assert found["schedule"] == [(1, 2), (4, 1), (7, 0)]
+    assert "plain decoding (drafts off) from 7 requests" in found["meaning"][1]
 
 
 @pytest.mark.parametrize(
@@ -118,12 +133,124 @@ def test_lengths_by_load_make_a_schedule() -> None:
             "takes less than 2.20 plain steps: if a drafted token costs less than 40% of a step",
         ),
         ((70, 40, 10), "the last of them, over 2, if one more costs less than 5%"),
-        ((50,), "A round of 1 drafted tokens is worth it"),
+        ((50,), "A round of 1 drafted token is worth it"),
         ((0, 0), "Nothing was accepted, so drafting cannot pay: switch it off"),
     ],
 )
 def test_prices_without_a_clock(counts: tuple[int, ...], says: str) -> None:
     assert says in explain(counted(*counts), None)["meaning"][1]
+
+
+# --------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("engine", "schedule", "says"),
+    [
+        ("vllm", [(1, 4)], '--speculative-config: "num_speculative_tokens": 4.'),
+        ("vllm", [(1, 4), (9, 2), (33, 0)], "[[1, 8, 4], [9, 32, 2], [33, 64, 0]] (vLLM 0.24)."),
+        ("vllm", [(5, 4), (9, 2)], "[[1, 8, 4], [9, 64, 2]]"),
+        ("vllm", [(1, 0)], "start the server without --speculative-config"),
+        ("sglang", [(1, 3)], "--speculative-num-steps 3 --speculative-eagle-topk 1 "
+         "--speculative-num-draft-tokens 4 (the root counts"),
+        ("sglang", [(1, 3), (9, 1)], '{"1": {"candidate_steps": [3]}, "9": {"candidate_steps"'),
+        ("sglang", [(1, 0)], "without --speculative-algorithm"),
+        ("llamacpp", [(1, 3)], "--spec-draft-n-max 3."),
+        ("llamacpp", [(1, 3), (4, 0)], "-n-max 3 from 1 request on; no --spec-type from 4"),
+    ],
+)  # fmt: skip
+def test_lengths_as_an_engine_s_settings(engine: str, schedule: Any, says: str) -> None:
+    assert says in " ".join(length_lines(engine, schedule, 64))
+
+
+# --------------------------------------------------------------------------- own clock
+
+FIXED, BY_REQUEST, BY_TOKEN, BY_BOTH = 8_000.0, 40.0, 900.0, 30.0
+"""us of a step: 8,000 + 40 B + K (900 + 30 B)."""
+
+
+def step_us(load: int, length: int) -> float:
+    return FIXED + BY_REQUEST * load + length * (BY_TOKEN + BY_BOTH * load)
+
+
+def timed_vllm(length: int, loads: Sequence[int]) -> str:
+    """Intervals of ten seconds at these loads, 70, 50, 30, 20 % accepted by position."""
+    lines = []
+    for place, load in enumerate(loads):
+        before = f"(APIServer pid={length}) INFO 11-24 05:{place:02d}:00 "
+        steps = round(1e7 / step_us(load, length) / 10) * 10
+        rounds = steps * load
+        tokens = rounds * (1 + sum((0.7, 0.5, 0.3, 0.2)[:length]))
+        lines.append(
+            f"{before}Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: "
+            f"{tokens / 10:.1f} tokens/s, Running: {load} reqs, Waiting: 0 reqs"
+        )
+        if length:
+            counts = [round(share * rounds) for share in (0.7, 0.5, 0.3, 0.2)[:length]]
+            accepted = [sum(n < count for count in counts) for n in range(rounds)]
+            lines.append(before + vllm_figures(accepted, length))
+    return "\n".join(lines)
+
+
+LOADS = (1, 2, 4, 8, 12, 16, 24, 32)
+
+
+@pytest.mark.parametrize("lengths", [(2, 4), (0, 4), (0, 2, 4)])
+def test_logs_of_several_lengths_are_a_clock(lengths: tuple[int, ...]) -> None:
+    """The same lengths as on the clock that made the logs."""
+    logs = [Source(str(k), timed_vllm(k, LOADS).encode()) for k in lengths]
+    found = import_files(logs, None, (1, 8, 32, 64))
+    own = found.get("models", {"4, 4 draft tokens": found})["4, 4 draft tokens"]
+    true = Advice(lambda size, k, tau: step_us(size, k) / size, (1, 8, 32), "truth")
+    expected = explain(counted(70, 50, 30, 20), true)
+    assert "the logs' own steps at 1 to 32 requests (rough" in own["clock"]
+    assert "this clock was not measured at 64 requests" in " ".join(own["meaning"])
+    for one, other in zip(own["best_lengths"], expected["best_lengths"], strict=True):
+        assert one["num_draft_tokens"] == other["num_draft_tokens"]
+        gains = [np.array(best["over_plain_range"]) for best in (one, other)]
+        assert gains[0] == pytest.approx(gains[1], rel=0.03)
+
+
+def test_logs_that_are_no_clock() -> None:
+    one, short = timed_vllm(4, LOADS), timed_vllm(2, LOADS[:3])
+    apart = timed_vllm(2, [64, 80, 96, 99])
+    for texts in ((one,), (one, one), (one, short), (one, apart), (one, "\n".join(vllm_log()))):
+        sources = [Source(str(n), text.encode()) for n, text in enumerate(texts)]
+        found = import_files(sources, None, (1, 8))
+        for own in found.get("models", {"": found}).values():
+            assert own["best_lengths"] is None
+
+
+def test_a_log_without_drafts_beside_one_of_sglang() -> None:
+    def log(length: float, us: int) -> str:
+        lines = [sglang_start()] if length > 1 else []
+        for second in range(9):
+            line = sglang_line(4, length, (length - 1) / 3, second=second)
+            line = line.replace("812.10", f"{4 * length * 1e6 / us:.2f}")
+            lines.append(
+                line if length > 1 else re.sub("accept len.*?, accept rate.*?, ", "", line)
+            )
+        return "\n".join(lines)
+
+    sources = [Source("0", log(1.0, 10_000).encode()), Source("3", log(2.5, 14_000).encode())]
+    found = import_files(sources, None, (1, 8))
+    assert [one["batch_size"] for one in found["best_lengths"]] == [4]
+    gain = found["best_lengths"][0]["over_plain_range"][3]
+    assert gain == pytest.approx([2.5 / 1.4] * 2, rel=0.01)
+
+
+def test_two_logs_are_compared() -> None:
+    before = [(3, 3, 2, n % 4, 1, 0) for n in range(16)]
+    after = [(3, 2, 1, n % 4, 0, 0) for n in range(16)]
+    texts = ["\n".join(vllm_log(rounds)) for rounds in (before, after)]
+    [line] = imported(*texts)["comparison"]
+    assert "τ 2.25 against 2.75, a fall: -0.50, 95% interval" in line
+    [line] = imported(texts[0], texts[0])["comparison"]
+    assert "no difference beyond chance" in line
+    [line] = imported(*("\n".join(vllm_log(rounds[:3])) for rounds in (before, after)))[
+        "comparison"
+    ]
+    assert "too few lines" in line
 
 
 # --------------------------------------------------------------------------- the command
@@ -137,7 +264,7 @@ def saved(path: Path, text: str | Sequence[str]) -> Path:
 def test_import_with_a_cost_model(tmp_path: Path) -> None:
     source = saved(tmp_path / "m.prom", scrape())
     outcome = specctl("import", source, "--linear", LINEAR, "-o", tmp_path / "out")
-    said = "2 at 1 request (x 1.79 of plain)"
+    said = "2 from 1 request, "
     assert said in outcome.out
     assert "What to do, on the rates of --linear, 512 tokens of context" in outcome.out
     assert said in (tmp_path / "out" / "summary.json").read_text()
