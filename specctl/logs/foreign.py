@@ -62,6 +62,9 @@ _KEYS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("mean_tpot_ms",), "is a result of a benchmark of requests, without drafts", _METRICS),
     (("fixed_length_sweep",), "is a summary that `specctl import` wrote", "import the log itself"),
     (("kind=cost_model",), "is a cost model", "give it with --cost-model"),
+    (("resourceMetrics",), "is an export of OpenTelemetry", _METRICS),
+    (("benchmarks",), "is a result of a benchmark of requests", _METRICS),
+    (("acc_length",), "is a result of SGLang's benchmark", _METRICS),
     (("n_prompt", "n_gen", "avg_ts"), "is a result of llama-bench, which drafts nothing", _METRICS),
     (
         ("schemaVersion", "panels"),
@@ -113,6 +116,12 @@ _LINES: tuple[tuple[str, str, str], ...] = (
         "has metrics of another program than vLLM, SGLang or llama.cpp",
         "scrape the server's own port, http://HOST:PORT/metrics",
     ),
+    (
+        r"(?:Counter|Gauge|Vector|Histogram)\(name='vllm:",
+        "is the output of vLLM's LLM.get_metrics()",
+        "serve the model with `vllm serve`, and import its /metrics",
+    ),
+    (r"n_drafted\s*=", "is the output of llama.cpp's example", "import the log of llama-server"),
     (r"Traceback \(most recent call last\)", "is a stack trace", "give the server's log"),
     (r"[\w.]+=?,?.*\bp50\b.*\bp99\b", "is a table of latencies", _METRICS),
 )

@@ -53,6 +53,9 @@ RECORDS: list[tuple[Any, str]] = [
     ({"turns": ["a"]}, "holds prompts"),
     ({"conversations": [{"from": "human", "value": "a"}]}, "holds prompts"),
     ({"n_prompt": 512, "n_gen": 0, "avg_ts": 4.0}, "llama-bench, which drafts nothing"),
+    ({"resourceMetrics": []}, "an export of OpenTelemetry"),
+    ({"benchmarks": [{}]}, "result of a benchmark of requests"),
+    ({"run_name": "a", "acc_length": 2.5}, "SGLang's benchmark"),
     ({"schemaVersion": 39, "panels": []}, "dashboard of Grafana"),
     ({"kind": "cost_model"}, "is a cost model; give it with --cost-model"),
     ({"fixed_length_sweep": None, "num_rounds": 4}, "a summary that `specctl import` wrote"),
@@ -83,6 +86,11 @@ TEXTS = [
         "# HELP python_gc x\npython_gc 1\n",
         "metrics of another program than vLLM, SGLang or llama.cpp",
     ),
+    (
+        "Counter(name='vllm:spec_decode_num_drafts', labels={}, value=6)\n",
+        "vLLM's LLM.get_metrics()",
+    ),
+    ("n_draft   = 16\nn_predict = 70\nn_drafted = 90\nn_accept  = 60\n", "llama.cpp's example"),
     ("Traceback (most recent call last):\n  File x\n", "a stack trace"),
     (
         "GET / 200\nGET / 404\n",
