@@ -46,9 +46,10 @@ def _read_words(summary: dict[str, Any], name: str, figures: dict[str, Any]) -> 
     """Engine, version, draft length, amount and time."""
     settings = summary.get("settings", {})
     depth = figures.get("num_draft_tokens_per_round") or len(figures.get("marginal_prob", ()))
+    method = settings.get("method") or settings.get("method argument")
     said = [
         " ".join([ENGINES[summary["engine"]], *settings.get("version", [])]),
-        listed(settings["method"]) if settings.get("method") else "",
+        listed(method) if method else "",
         count(depth, "draft token") if depth else "draft length not known",
     ]
     amounts = [

@@ -95,7 +95,9 @@ class VllmLog:
             return
         self.log.set("speculation", "on")
         for name, value in _SETTING.findall(found["old"] or found["new"]):
-            self.log.set("method" if name == "method" else "num_draft_tokens", value)
+            # Arguments name a family of methods by other words than the configuration made of them.
+            method = "method" if found["old"] else "method argument"
+            self.log.set(method if name == "method" else "num_draft_tokens", value)
 
     def _interval(self, line: Line) -> None:
         log, text = self.log, line.text

@@ -237,6 +237,8 @@ def test_what_vllm_s_start_says(
     lines: list[str], version: list[str] | None, method: list[str] | None
 ) -> None:
     settings = imported("\n".join([*lines, *vllm_log()]))["settings"]
+    settings = {name.removesuffix(" argument"): values for name, values in settings.items()}
+    settings = {name.removesuffix(" argument"): values for name, values in settings.items()}
     assert (settings.get("version"), settings.get("method")) == (version, method)
 
 
