@@ -285,12 +285,12 @@ def recovery_ratio(ours: Floats, theirs: Floats) -> Interval:
 
 def share(count: int, size: int) -> Interval:
     """A share of prompts, with Wilson's interval."""
-    from scipy.stats import binomtest
-
     if size == 0:
         return UNKNOWN
-    found: Any = binomtest(count, size).proportion_ci(CONFIDENCE, method="wilson")
-    return _interval(count / size, found.low, found.high, size)
+    value, spread = count / size, _quantile() ** 2 / size
+    middle = (value + spread / 2) / (1 + spread)
+    half = math.sqrt(spread * (value * (1 - value) + spread / 4)) / (1 + spread)
+    return _interval(value, max(middle - half, 0.0), min(middle + half, 1.0), size)
 
 
 def _half_width(influence: Floats) -> float:

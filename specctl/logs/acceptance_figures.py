@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from specctl.stats import MIN_PROMPTS, share
+
 NOT_REPLAYED = {
     "replayable": False,
     "why_not_replayed": "these are the rounds that one policy ran; positions where it started no "
@@ -20,6 +22,8 @@ Range = tuple[float, float]
 """Least and most of a figure; equal if it is known."""
 _IF_CHAINS = "if the drafts were chains (--speculative-eagle-topk 1)"
 """SGLang's figures count trees by depth and chains alike."""
+TREES = "the drafts are trees, of which shorter chains do not follow"
+VARIES = "the number of draft tokens changed while the server ran"
 UNKNOWN_BATCHES = "which requests were decoded together"
 
 
@@ -63,6 +67,8 @@ def chain_figures(
     else:
         basis = "exact in expectation over the rounds that were measured; another length starts "
         basis += "its rounds elsewhere, which counters cannot show"
+    is_enough = num_rounds >= MIN_PROMPTS
+    ends = [share(count, num_rounds) for count in at_least]
     ranges = [
         (1 + low, 1 + high)
         for low, high in zip(accumulate(marginal), accumulate(most), strict=True)
@@ -74,6 +80,10 @@ def chain_figures(
         "mean_acceptance_length": 1 + num_accepted / num_rounds,
         "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else None,
         "marginal_prob": marginal,
+        "marginal_interval": [[end.low, end.high] for end in ends] if is_enough else None,
+        "interval_basis": "as if rounds were independent, so at least this wide"
+        if is_enough
+        else None,
         "conditional_prob": [
             n / before if before else None for n, before in zip(at_least, reached, strict=True)
         ],

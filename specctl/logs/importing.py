@@ -204,13 +204,13 @@ def _of_logs(readings: Sequence[Reading]) -> dict[str, Any]:
     for one, log in zip(readings, logs, strict=True):
         for name, intervals in grouped(log).items():
             label = ", ".join(filter(None, (one.name if len(logs) > 1 else "", name)))
-            models[label] = {"engine": engine, "source": one.name, **pooled(log, intervals)}
+            said = {"engine": engine, "source": one.name, "settings": log.settings}
+            models[label] = {**said, **pooled(log, intervals)}
     summary: dict[str, Any] = {
         "format": f"{engine}-log",
         "engine": engine,
         "source": listed(one.name for one in readings),
         "without_drafts": [one.name for one in readings if one.nothing],
-        "settings": {name: values for log in logs for name, values in log.settings.items()},
         "left_out": [
             {"reason": reason, "lines": count, "first": str(log.first_left_out[reason])}
             for log in logs

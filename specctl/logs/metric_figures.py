@@ -18,7 +18,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from specctl.errors import InputError
-from specctl.logs.acceptance_figures import UNKNOWN_BATCHES, chain_figures, mean_figures
+from specctl.logs.acceptance_figures import (
+    TREES,
+    UNKNOWN_BATCHES,
+    VARIES,
+    chain_figures,
+    mean_figures,
+)
 from specctl.logs.scrapes import Sample, Scrape
 
 _STEM = "spec_decode_"
@@ -29,8 +35,6 @@ _OLD = (
     "spec_decode_efficiency",
     "spec_decode_num_emitted_tokens",
 )
-_TREES = "the drafts are trees, of which shorter chains do not follow"
-_VARIES = "the number of draft tokens changed while the server ran"
 _NO_COUNTER = {
     "vllm": "either this server does not speculate (--speculative-config), or the scrape was "
     "filtered",
@@ -196,9 +200,9 @@ def _sglang_figures(
         mean = (lengths[0], lengths[-1])
     drafted, steps = values("spec_num_draft_tokens"), values("spec_num_steps")
     if len(drafted) > 1:
-        depth, why = None, _VARIES
+        depth, why = None, VARIES
     elif drafted and len(steps) == 1 and steps[0] != drafted[0] - 1:
-        depth, why = None, _TREES
+        depth, why = None, TREES
     else:
         why = "a gauge sglang:spec_num_draft_tokens above 0 is not there"
         depth = int(drafted[0]) - 1 if drafted else None

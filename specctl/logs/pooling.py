@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from math import sqrt
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from specctl.logs.acceptance_figures import (
+    TREES,
     UNKNOWN_BATCHES,
+    VARIES,
     chain_figures,
     mean_figures,
 )
 from specctl.logs.llamacpp_log import NO_POSITIONS
 from specctl.logs.server_log import Interval, ServerLog, processes_of
 from specctl.logs.sglang_log import chain_lengths, stated_length
-from specctl.stats import CONFIDENCE, MIN_PROMPTS, Floats, ratio_of_sums
+from specctl.stats import MIN_PROMPTS, Floats, ratio_of_sums
 
 _MAX_BLOCKS = 200
 """Most consecutive blocks of intervals that an interval is taken over."""
 _MAX_PARTS = 12
-_TREES = "the drafts are trees, of which shorter chains do not follow"
-_VARIES = "the number of draft tokens changed while the server ran"
 
 
 def grouped(log: ServerLog) -> dict[str, list[Interval]]:
@@ -78,7 +76,7 @@ def _by_position(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any
     counts = np.array([one.at_least for one in intervals])
     rounds = np.array([one.num_rounds for one in intervals])
     is_ragged = not all(one.is_even for one in intervals)
-    unknown = [UNKNOWN_BATCHES, *(["rounds without a draft"])]
+    unknown = [UNKNOWN_BATCHES, "rounds without a draft"]
     unknown += ["the exact number of rounds"] if is_ragged else []
     figures = chain_figures(
         int(rounds.sum()),
@@ -111,7 +109,7 @@ def _of_means(intervals: Sequence[Interval], facts: dict[str, Any]) -> dict[str,
     middles = [round(sum(one.mean) / 2, 4) for one in intervals]
     first = intervals[0]
     if first.drafts in ("tree", "varying"):
-        depth, why = None, _TREES if first.drafts == "tree" else _VARIES
+        depth, why = None, TREES if first.drafts == "tree" else VARIES
     elif first.num_draft_tokens is not None:
         depth, why = first.num_draft_tokens, ""
     else:
@@ -163,12 +161,3 @@ def over_time(intervals: Sequence[Interval]) -> dict[str, Any] | None:
         "second_half": float(found[1]),
         "chance": chance,
     }
-
-
-def wilson(count: float, size: float) -> list[float]:
-    """Ends of the interval of a share of rounds, as if they were independent."""
-    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    share, spread = count / size, z * z / size
-    middle = (share + spread / 2) / (1 + spread)
-    half = z * sqrt(share * (1 - share) / size + spread / (4 * size)) / (1 + spread)
-    return [max(middle - half, 0.0), min(middle + half, 1.0)]

@@ -44,7 +44,7 @@ def describe_summary(
 
 def _read_words(summary: dict[str, Any], name: str, figures: dict[str, Any]) -> str:
     """Engine, version, draft length, amount and time."""
-    settings = summary.get("settings", {})
+    settings = figures.get("settings", {})
     depth = figures.get("num_draft_tokens_per_round") or len(figures.get("marginal_prob", ()))
     method = settings.get("method") or settings.get("method argument")
     said = [
