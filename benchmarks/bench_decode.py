@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
-from specctl.runtime.load import Pair, load_pair, model_folder
+from specctl.runtime.identity import model_folder
+from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Request
 from specctl.runtime.words import resolve_policy
 

@@ -20,7 +20,7 @@ from specctl.artifacts.manifest import digest_of
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Eagle3Drafter
-from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head
+from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head, default_layers
 from specctl.runtime.load import Pair, Target
 
 LLAMA3_ROPE = {
@@ -76,6 +76,7 @@ class Size:
             **self._shared(),
             target_hidden_size=self.hidden_size,
             draft_vocab_size=self.draft_vocab_size,
+            aux_layers=default_layers(self.num_hidden_layers),
         )
 
     def _shared(self) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def random_pair(size: Size, device: torch.device) -> Pair:
         tokenizer_digest=_digest({"random": "no tokenizer"}),
     )
     head = random_head(size, model.get_input_embeddings().weight.detach(), device)
-    drafter = Eagle3Drafter(head, head.config.resolve_aux_layers(size.num_hidden_layers))
+    drafter = Eagle3Drafter(head, head.config.aux_layers)
     return Pair(target, drafter, f"{name}, EAGLE-3", _digest({"random": head.config.model_dump()}))
 
 

@@ -35,13 +35,15 @@ def new_head(
     Args:
         target: a Llama of transformers. draft_ids: target ids that the head may draft, sorted.
     """
-    changes = {
-        "num_hidden_layers": 1,
-        "intermediate_size": intermediate_size,
-        "draft_vocab_size": len(draft_ids),
-        "eagle_aux_hidden_state_layer_ids": layers,
-    }
-    config = Eagle3Config.from_dict(target.config.to_dict() | changes)
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    names += ("max_position_embeddings", "rms_norm_eps", "rope_parameters")
+    config = Eagle3Config(
+        **{name: getattr(target.config, name) for name in names},
+        target_hidden_size=target.config.hidden_size,
+        intermediate_size=intermediate_size,
+        draft_vocab_size=len(draft_ids),
+        aux_layers=layers,
+    )
     embedding = target.get_input_embeddings().weight
     head = Eagle3Head(config, embedding.detach().clone(), config.max_position_embeddings)
     head.set_vocabulary(draft_ids - torch.arange(len(draft_ids)))
@@ -173,14 +175,13 @@ def save_head(head: Eagle3Head, folder: Path) -> None:
         dtype = torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
         tensors[name] = tensor.detach().to("cpu", dtype).contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    assert config.aux_layer_ids is not None
-    ids = {"eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids)}
+    ids = {"eagle_aux_hidden_state_layer_ids": list(config.aux_layers)}
     facts = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "num_hidden_layers": 1,
         "tie_word_embeddings": False,
-        **config.model_dump(exclude={"aux_layer_ids", "norm_before_residual"}),
+        **config.model_dump(exclude={"aux_layers", "norm_before_residual"}),
         "rope_theta": config.rope_parameters["rope_theta"],
         "hidden_act": "silu",
         "dtype": "bfloat16",

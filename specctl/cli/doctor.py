@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import Literal
+from typing import Annotated, Literal
+
+import typer
 
 from specctl.cli.app import app
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
-from specctl.errors import SpecctlError, one_line
+from specctl.errors import SpecctlError, UsageError, one_line
 from specctl.formatting import Table, count, listed
 from specctl.progress import advance, progress
 from specctl.runtime.config import ModelsConfig
@@ -34,18 +36,32 @@ class Finding:
     app,
     models=ModelsConfig,
     examples="""specctl doctor
-specctl doctor --target TARGET --drafter DRAFTER""",
+specctl doctor TARGET DRAFTER""",
 )
-def doctor(*, models: Given) -> Answer:
+def doctor(
+    pair: Annotated[
+        list[str] | None,
+        typer.Argument(help="TARGET and DRAFTER, by default those of --target and --drafter."),
+    ] = None,
+    *,
+    models: Given,
+) -> Answer:
     """Check what specctl needs: each line is ok or says what to do.
 
-    Device, models (loaded, and a text decoded), registry, vLLM's plugin. Exit code 1 where anything
-    is wrong.
+    Device, models (loaded, what was read of the drafter and what was assumed, and a text decoded),
+    registry, vLLM's plugin. Exit code 1 where anything is wrong.
     """
-    config: ModelsConfig = models.build()
+    given = dict(zip(("target", "drafter"), pair or (), strict=False))
+    twice = [name for name in given if f"--{name}" in models.changed]
+    if twice or len(pair or ()) > 2:
+        problem = f"--{twice[0]} is given twice" if twice else f"{len(pair or ())} models"
+        raise UsageError(f"{problem}: doctor takes one target and one drafter")
+    config: ModelsConfig = models.build().model_copy(update=given)
+    notes: list[str] = []
     checks: dict[str, Callable[[], Finding]] = {
         "device": check_device,
-        "models": lambda: check_models(config),
+        "models": lambda: check_models(config, notes),
+        "drafter": lambda: Finding("drafter", "ok" if notes else "-", "; ".join(notes) or "none"),
         "registry": check_registry,
         "vLLM": check_vllm,
     }
@@ -85,13 +101,15 @@ def check_device() -> Finding:
     return Finding("device", "ok", f"{device}; specctl {__version__}, {versions}")
 
 
-def check_models(config: ModelsConfig) -> Finding:
-    """The pair: loaded, and a few tokens decoded with drafts."""
+def check_models(config: ModelsConfig, notes: list[str]) -> Finding:
+    """The pair: loaded, and a few tokens decoded with drafts; `notes` gets what was read of the
+    drafter."""
     from specctl.runtime.api import Decoder
     from specctl.runtime.words import resolve_policy
 
     config.check()
     pair = config.load_pair()
+    notes += pair.notes
     policy = "ar" if pair.drafter is None else "chain"
     decoder = Decoder(pair, policy=resolve_policy(policy).policy)
     [answer] = decoder.generate("def add(a, b):", max_new_tokens=8)

@@ -10,6 +10,7 @@ import typer
 from specctl.cli.app import app
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
+from specctl.engines.engine import Method
 from specctl.engines.settings import TraceSettings
 from specctl.errors import UsageError
 from specctl.records import PositiveInt, option
@@ -46,8 +47,11 @@ def export(
     drafter: str | None = option(
         None, "Drafter: folder, hub id, 'embedded[:small]'", default="that of the artifact's pair"
     ),
-    method: Literal["eagle3", "eagle", "draft_model"] | None = option(
-        None, "Kind of the drafter: eagle3, eagle, draft_model", default="read from its folder"
+    method: Method | None = option(
+        None,
+        "Kind of a drafter that is not here: eagle3, eagle, peagle, medusa, mlp_speculator, "
+        "dflash, dspark, mtp, draft_model",
+        default="read from its folder",
     ),
     max_batch_size: PositiveInt | None = option(
         None, "Requests that the engine runs together at most", default="the engine's own"
@@ -115,7 +119,7 @@ def export(
         rates = synthetic_rates(traces, judged.chosen, engine)
     served = target_of(source.named, target)
     serving = Serving(
-        drafter=drafter_of(source.named, drafter, method),
+        drafter=drafter_of(source.named, drafter, method, served),
         max_batch_size=max_batch_size,
         max_draft_tokens=max_draft_tokens,
         reference=source.reference_of,

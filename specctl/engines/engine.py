@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError
 
 from specctl.engines.settings import TraceSettings
 from specctl.errors import EngineError, UsageError
+from specctl.formatting import listed
 from specctl.policy import (
     Chain,
     ChainSchedule,
@@ -38,8 +39,20 @@ from specctl.records import Record, describe_violation
 from specctl.replay.config import Engine as Batching
 from specctl.runtime.words import words_of
 
-Method = Literal["eagle3", "eagle", "draft_model"]
-"""The kind of a drafter, in vLLM's words."""
+Method = Literal[
+    "eagle3",
+    "eagle",
+    "peagle",
+    "medusa",
+    "mlp_speculator",
+    "dflash",
+    "dspark",
+    "mtp",
+    "draft_model",
+]
+"""The kind of a drafter, as `runtime.checkpoints.Kind` has it."""
+BLOCKS: frozenset[Method] = frozenset({"dflash", "dspark"})
+"""Drafters of a whole block in one pass."""
 
 
 GgufWeights = Literal["float32", "float16", "q8_0"]
@@ -51,6 +64,7 @@ class EngineDrafter(Record):
 
     model: Annotated[str, Field(min_length=1)]  # a folder or hub id
     method: Method
+    block_size: int | None = None  # tokens that a block drafter drafts a round, if known
 
 
 def label_of(policy: Policy) -> str:
@@ -108,7 +122,7 @@ class Serving:
         if self.drafter.method not in kinds:
             raise EngineError(
                 f"the drafter {self.drafter.model} is of kind {self.drafter.method}, and {engine} "
-                f"drafts with {' and '.join(kinds)} here",
+                f"drafts with {listed(kinds)} here",
                 hint="export for another pair, or to another engine",
             )
         return self.drafter

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -24,7 +23,7 @@ from specctl.engines.llamacpp_flags import LLAMACPP
 from specctl.engines.sglang_flags import SGLANG
 from specctl.engines.transformers_flags import TRANSFORMERS
 from specctl.engines.vllm_flags import VLLM
-from specctl.errors import EngineError, UsageError, check_choice, reason_of
+from specctl.errors import EngineError, ModelError, UsageError, check_choice, reason_of
 from specctl.formatting import count
 from specctl.policy import (
     PerRequest,
@@ -171,50 +170,52 @@ def _absolute(piece: str) -> str:
 
 
 def drafter_of(
-    named: NamedPolicy, model: str | None, method: Method | None
+    named: NamedPolicy, model: str | None, method: Method | None, target: str | None = None
 ) -> EngineDrafter | None:
     """The drafter for an engine: the given one, or that of the artifact's pair.
 
     Args:
-        method: its kind; None reads `config.json` of the folder, or of the hub's model in the
-            local cache.
+        method: its kind; None reads the folder, or the hub's model in the local cache.
+        target: the served model, which may be its own drafter.
 
     Returns:
         None if no drafter is named, and for plain decoding.
 
     Raises:
-        UsageError: a drafter whose kind is not known.
+        UsageError: a drafter whose kind is not known, or is another one than `method`.
+        ModelError: a folder that cannot be read.
     """
     if isinstance(named.policy.shape, RootOnly):
         return None
     name = model or next((one.manifest.pair.drafter for _, one in named.parts), None)
     if name is None:
         return None
-    from specctl.runtime.load import is_eagle3, model_folder
+    from specctl.runtime.checkpoints import block_size, methods_of
+    from specctl.runtime.identity import local_folder
 
-    config: Any = None
-    if name.endswith(".gguf"):
-        from specctl.runtime.gguf import read_fields
-
-        is_head = read_fields(Path(name)).get("general.architecture") == "eagle3"
-        method = "eagle3" if is_head else "draft_model"
-        name = str(Path(name).absolute())
-    elif os.path.isdir(name) or name == "embedded" or name.startswith("embedded:"):
-        folder = model_folder(name, embedded_default="eagle3").absolute()
-        name, config = str(folder), str(folder / "config.json")
-    elif method is None:
-        from huggingface_hub import try_to_load_from_cache
-
-        with suppress(ValueError):  # no name of the hub
-            config = try_to_load_from_cache(name, "config.json")
-    if method is None and isinstance(config, str):
-        method = "eagle3" if is_eagle3(Path(config).parent) else "draft_model"
-    if method is None:
+    folder = local_folder(name, embedded_default="eagle3")
+    if folder is None:
+        if method is None:
+            raise UsageError(
+                f"drafter {name} is of unknown kind: it is no folder and no downloaded model",
+                hint=f"give --method {' or '.join(get_args(Method))}, or --drafter FOLDER",
+            )
+        return EngineDrafter(model=name, method=method)
+    is_here = os.path.exists(name) or name.partition(":")[0] == "embedded"
+    shown, kinds = str(folder.absolute()) if is_here else name, methods_of(folder)
+    if method is not None and method not in kinds:
         raise UsageError(
-            f"drafter {name} is of unknown kind: it is no folder and no downloaded model",
-            hint=f"give --method {' or '.join(get_args(Method))}, or --drafter FOLDER",
+            f"--method {method} contradicts {name}, which is {kinds[0].words} by its files",
+            hint=f"leave --method out, which writes {kinds[0].value}, or name another --drafter",
         )
-    return EngineDrafter.model_validate({"model": name, "method": method})
+    if method is None and len(kinds) > 1 and name != target:
+        raise UsageError(
+            f"drafter {name} is a whole model with MTP layers, which may draft in two ways",
+            hint=f"give --method {' or '.join(kinds)}; with mtp the model drafts for itself",
+        )
+    kind = kinds[-1] if method is None else kinds[kinds.index(method)]
+    size = block_size(folder, kind)
+    return EngineDrafter.model_validate({"model": shown, "method": kind, "block_size": size})
 
 
 # --------------------------------------------------------------------------- the verdict
@@ -372,7 +373,7 @@ def target_of(named: NamedPolicy, model: str | None) -> str:
     """The served model: the given one, that of the artifact's pair, or the word TARGET."""
     name = model or next((one.manifest.pair.target for _, one in named.parts), "TARGET")
     if name == "embedded" or name.startswith("embedded:"):
-        from specctl.runtime.load import model_folder
+        from specctl.runtime.identity import model_folder
 
         name = str(model_folder(name, embedded_default="target").absolute())
     return name
@@ -409,11 +410,12 @@ def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> En
             engine.title, notes=(f"{engine.title} does not run {losses[0]}.{near}",)
         )
     try:
-        served, of = target_of(source.named, target), drafter_of(source.named, drafter, None)
+        served = target_of(source.named, target)
+        of = drafter_of(source.named, drafter, None, served)
         serving = Serving(of, reference=source.reference_of, target=served)
         written = engine.write(source.policy, serving)
         lines = [*command_lines(engine, written, served)]
-    except (EngineError, UsageError) as error:
+    except (EngineError, ModelError, UsageError) as error:
         return EngineSettings(
             engine.title, notes=(f"Nothing to set in {engine.title} yet: {error}.",)
         )

@@ -7,6 +7,7 @@ carry the target's tokenizer, which llama.cpp compares with the target's own.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +20,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specctl.durable import beside, output_errors
 from specctl.engines.engine import GgufWeights
 from specctl.errors import EngineError, ModelConfigError, ModelError
+from specctl.runtime.checkpoints import Kind, kind_of
 from specctl.runtime.eagle3 import load_eagle3, parameter_parts
 from specctl.runtime.gguf import DIGITS, Fields, package, read_fields
 from specctl.runtime.identity import load_tokenizer, quietly
-from specctl.runtime.load import is_eagle3
 
+log = logging.getLogger("specctl.models")
 BLOCK = 32
 """Weights of a row that share a scale in q8_0."""
 PRE_TOKENIZERS = {("Digits", "ByteLevel"): DIGITS, ("ByteLevel",): "gpt-2"}
@@ -47,7 +49,7 @@ def write_model(
         ModelError: an unreadable checkpoint, or a missing package.
         EngineError: a tokenizer without a name in llama.cpp.
     """
-    if target is not None and is_eagle3(folder):
+    if target is not None and kind_of(folder) is Kind.EAGLE3:
         _write_eagle3(folder, path, weights, target)
         return
     config = config_of(folder)
@@ -63,8 +65,14 @@ def write_model(
 def _write_eagle3(folder: Path, path: Path, weights: GgufWeights, target: Path) -> None:
     facts, tokenizer = target_facts(target)
     embedding = torch.zeros(facts.vocab_size, facts.hidden_size)
-    head = load_eagle3(folder, target_embedding=embedding, target_config=facts)
+    loaded = load_eagle3(folder, target_embedding=embedding, target_config=facts)
+    head, ways = loaded.head, [one.words for one in loaded.readings]
     config, state, tensors = head.config, head.state_dict(), dict[str, Tensor]()
+    if len(ways) > 1:
+        log.warning("EAGLE-3 head %s: read with %s, and not with %s", folder, *ways)
+    if len(config.aux_layers) != 3:
+        problem = f"EAGLE-3 head {folder} fuses {len(config.aux_layers)} target states, not three"
+        raise ModelConfigError(f"{problem}, which is not written as GGUF here", hint=CONVERT)
     check_rope(config, folder)
     for name, part in parameter_parts(config).items():
         names = [one.replace("layer.", "model.layers.0.", 1) for one in part]
@@ -74,7 +82,7 @@ def _write_eagle3(folder: Path, path: Path, weights: GgufWeights, target: Path) 
         tensors["model.embed_tokens.weight"] = head.embedding.data
     fields = shape_fields("eagle3", config, 1) | padded(tokenizer, config.vocab_size, folder)
     fields |= {
-        "eagle3.target_layers": list(config.resolve_aux_layers(facts.num_hidden_layers)),
+        "eagle3.target_layers": list(config.aux_layers),
         "eagle3.target_hidden_size": config.target_hidden_size,
         "eagle3.norm_before_residual": config.norm_before_residual,
     }

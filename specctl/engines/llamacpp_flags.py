@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from specctl.engines.engine import (
+    BLOCKS,
     Engine,
     Export,
     GgufWeights,
@@ -49,7 +50,12 @@ RENAMED = {
     "--draft-n-min": "--spec-draft-n-min",
 }
 """Flags that llama.cpp removed in April 2026 (#22397), and their names since."""
-TYPES: dict[Method, str] = {"eagle3": "draft-eagle3", "draft_model": "draft-simple"}
+TYPES: dict[Method, str] = {
+    "eagle3": "draft-eagle3",
+    "dflash": "draft-dflash",
+    "dspark": "draft-dspark",
+    "draft_model": "draft-simple",
+}
 """`--spec-type` by the kind of the drafter; without `draft-` before May 2026 (#22964)."""
 
 
@@ -57,7 +63,8 @@ class LlamaServer(Record):
     """Flags of `llama-server`, underscores for hyphens; of build 11549."""
 
     model: str | None = None  # path of the target's GGUF file, if it is known
-    spec_type: Literal["draft-eagle3", "draft-simple"] | None = None  # None decodes plainly
+    # None decodes plainly.
+    spec_type: Literal["draft-eagle3", "draft-simple", "draft-dflash", "draft-dspark"] | None = None
     spec_draft_model: Annotated[str, Field(min_length=1)] | None = None  # path of a GGUF file
     spec_draft_n_max: Depth | None = None
     spec_draft_n_min: Length = 0
@@ -144,6 +151,12 @@ def write(policy: Policy, serving: Serving) -> Export:
         drafter = serving.drafter_for("llama.cpp", TYPES)
         model, is_head = drafter.model, drafter.method == "eagle3"
         if not model.endswith(GGUF):
+            if drafter.method in BLOCKS:
+                raise EngineError(
+                    f"the drafter {model} is of kind {drafter.method}, whose GGUF file is not "
+                    "written here",
+                    hint="convert it with llama.cpp's convert_hf_to_gguf.py, and give the file",
+                )
             if target is None:
                 raise EngineError(
                     "a drafter's GGUF file has the target's tokenizer, and the target is not named",
@@ -188,7 +201,7 @@ def write(policy: Policy, serving: Serving) -> Export:
 def _write(model: str, weights: GgufWeights, target: str | None, path: Path) -> None:
     """Writes a model's GGUF file; `target` of a drafter."""
     from specctl.engines.gguf_files import write_model
-    from specctl.runtime.load import model_folder
+    from specctl.runtime.identity import model_folder
 
     folder = partial(model_folder, embedded_default="target")
     write_model(folder(model), path, weights, target=None if target is None else folder(target))

@@ -10,7 +10,9 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from specctl.engines.engine import (
+    BLOCKS,
     Engine,
+    EngineDrafter,
     Export,
     Method,
     Serving,
@@ -24,7 +26,15 @@ from specctl.policy.family import Length
 from specctl.records import PositiveInt, Record, describe_violation
 
 ADAPTIVE_FILE = "sglang-adaptive.json"
-ALGORITHMS: dict[Method, str] = {"eagle3": "EAGLE3", "eagle": "EAGLE", "draft_model": "STANDALONE"}
+ALGORITHMS: dict[Method, str] = {
+    "eagle3": "EAGLE3",
+    "eagle": "EAGLE",
+    "mtp": "EAGLE",  # Gemma 4's assistants become FROZEN_KV_MTP by themselves
+    "dflash": "DFLASH",
+    "dspark": "DSPARK",
+    "draft_model": "STANDALONE",
+}
+"""`--speculative-algorithm` by the kind of the drafter (`srt/speculative/spec_info.py`)."""
 MOST_NODES = 128
 """Largest tree to export, root counted: the largest in published server commands. SGLang verifies
 all nodes in every step and keeps their logits; its kernel that builds trees fails above 1,024."""
@@ -68,29 +78,54 @@ def write(policy: Policy, serving: Serving) -> Export:
     drafter, rule = serving.drafter_for("SGLang", ALGORITHMS), build_shape(shape)
     flags = ["--speculative-algorithm", ALGORITHMS[drafter.method]]
     flags += ["--speculative-draft-model-path", drafter.model]
-    flags += ["--speculative-num-steps", str(rule.max_depth)]
+    is_block = drafter.method in BLOCKS
+    notes = _block_notes(drafter, shape) if is_block else ()
+    flags += ["--speculative-num-steps", "1" if is_block else str(rule.max_depth)]
     flags += ["--speculative-eagle-topk", str(rule.top_k)]
     flags += ["--speculative-num-draft-tokens", str(_num_nodes(shape))]
     if serving.max_batch_size is not None:
         flags += ["--max-running-requests", str(serving.max_batch_size)]
     if not isinstance(shape, ChainSchedule):
         wide = "Trees with --page-size above 1 need the flashinfer, fa3 or triton backend."
-        return Export(tuple(flags), notes=(wide,) if rule.top_k > 1 else ())
-    if drafter.method == "draft_model":
+        return Export(tuple(flags), notes=(wide,) if rule.top_k > 1 else notes)
+    if is_block or drafter.method == "draft_model":
         raise EngineError(
-            "SGLang changes lengths by batch size only with an EAGLE drafter; with this draft "
-            "model it would warn and keep one length",
+            "SGLang changes lengths by batch size only with an EAGLE drafter; with this drafter it "
+            "would warn and keep one length",
             hint="export a chain of one length, or serve an EAGLE drafter",
         )
     text = json.dumps(slots_of(shape.from_batch, shape.num_draft_tokens), indent=2) + "\n"
     flags += ["--speculative-adaptive"]
     flags += ["--speculative-adaptive-config", serving.path(ADAPTIVE_FILE)]
-    notes = (
+    conditions = (
         "A batch counts as the captured size that it is padded to: capture graphs at the last size "
         "of every range (--cuda-graph-bs-decode).",
         "Attention data parallelism, two-batch overlap and PD multiplexing switch this off.",
     )
-    return Export(tuple(flags), files={ADAPTIVE_FILE: text}, notes=notes)
+    return Export(tuple(flags), files={ADAPTIVE_FILE: text}, notes=conditions)
+
+
+def _block_notes(drafter: EngineDrafter, shape: Shape) -> tuple[str, ...]:
+    """Conditions of a block drafter, whose pass drafts all tokens.
+
+    Raises:
+        EngineError: a tree, or a length that SGLang refuses.
+    """
+    rule, size, kind = build_shape(shape), drafter.block_size, ALGORITHMS[drafter.method]
+    if rule.top_k > 1:
+        raise EngineError(
+            f"SGLang drafts chains with {kind}, no trees",
+            hint=f"export chain:num_draft_tokens={size or rule.max_depth}",
+        )
+    if size is None or size == rule.max_depth:
+        return ()
+    if drafter.method == "dspark":
+        raise EngineError(
+            f"SGLang drafts the whole block of a DSpark drafter, {size} tokens, and not "
+            f"{rule.max_depth}",
+            hint=f"export chain:num_draft_tokens={size}",
+        )
+    return (f"The drafter was trained to draft {size} tokens a round, and not {rule.max_depth}.",)
 
 
 def read(files: Mapping[str, str]) -> Policy:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -20,6 +23,7 @@ from specctl.engines.engine import (
 )
 from specctl.engines.settings import FILE_NAME, VARIABLE, PluginSettings
 from specctl.errors import EngineError
+from specctl.formatting import listed
 from specctl.policy import (
     Chain,
     ChainSchedule,
@@ -35,17 +39,40 @@ from specctl.policy import (
 from specctl.policy.family import Depth, Length
 from specctl.records import PositiveInt, Probability, Record, require
 
+log = logging.getLogger(__name__)
 CONFIG_FILE = "speculative-config.json"
 Triple = tuple[PositiveInt, PositiveInt, Length]
 """First and last batch size, and draft tokens."""
 
 
+VllmMethod = Literal[
+    "eagle3", "eagle", "medusa", "mlp_speculator", "dflash", "dspark", "mtp", "draft_model"
+]
+FOR_PLUGIN: frozenset[Method] = frozenset({"eagle3", "eagle", "mtp", "draft_model"})
+"""Drafters that draft token by token, between which the plugin's rules decide."""
+PASSED_OVER = {
+    "enforce_eager",
+    "draft_tensor_parallel_size",
+    "tensor_parallel_size",
+    "quantization",
+}
+PASSED_OVER |= {"moe_backend", "attention_backend", "kv_cache_dtype", "max_model_len", "revision"}
+PASSED_OVER |= {"code_revision", "draft_load_config", "disable_padded_drafter_batch"}
+PASSED_OVER |= {"disable_eagle_block_drop", "use_local_argmax_reduction"}
+"""vLLM's keys for the drafter's place and speed, which leave the policy as it is."""
+NOT_READ = {"synthetic_acceptance_length", "prompt_lookup_max", "prompt_lookup_min"}
+NOT_READ |= {"dspark_draft_topk", "use_heterogeneous_vocab", "enable_adaptive_verification"}
+NOT_READ |= {"index_share_for_mtp_iteration"}
+"""vLLM's keys that change what is drafted or accepted."""
+
+
 class VllmConfig(Record):
     """`--speculative-config` (vLLM 0.32, `config/speculative.py`)."""
 
-    method: Method
+    method: VllmMethod
     model: Annotated[str, Field(min_length=1)]
     num_speculative_tokens: Depth
+    parallel_drafting: bool | None = None  # all tokens in one pass: P-EAGLE
     # In any order; gaps, and sizes after the last range, keep the length before. vLLM silently caps
     # lengths at `num_speculative_tokens`: here a longer one is an error.
     num_speculative_tokens_per_batch_size: (
@@ -121,8 +148,16 @@ def write(policy: Policy, serving: Serving) -> Export:
     triples = None
     if isinstance(shape, ChainSchedule):
         triples = triples_of(shape.from_batch, shape.num_draft_tokens, serving.max_batch_size or 0)
-    fields = {
-        **drafter.model_dump(),
+    if drafter.method not in FOR_PLUGIN and (decides or trace is not None):
+        raise EngineError(
+            f"the plugin decides and logs between draft tokens, and a drafter of kind "
+            f"{drafter.method} drafts them together",
+            hint=f"export chain:num_draft_tokens={own} without --trace",
+        )
+    fields: dict[str, Any] = {
+        "method": "eagle3" if drafter.method == "peagle" else drafter.method,
+        "model": drafter.model,
+        "parallel_drafting": True if drafter.method == "peagle" else None,
         "num_speculative_tokens": max(own, most),
         "num_speculative_tokens_per_batch_size": triples,
         "draft_sample_method": "probabilistic" if samples else None,
@@ -142,6 +177,11 @@ def write(policy: Policy, serving: Serving) -> Export:
     if serving.max_batch_size is not None:
         flags += ["--max-num-seqs", str(serving.max_batch_size)]
     notes = []
+    if drafter.block_size is not None and max(own, most) > drafter.block_size:
+        notes.append(
+            f"The drafter was trained to draft {drafter.block_size} tokens a round: later ones are "
+            "rarely accepted."
+        )
     if triples:
         notes.append(
             "vLLM looks up the length by the requests scheduled in a step, prompts included, and "
@@ -179,7 +219,22 @@ def read(files: Mapping[str, str]) -> Policy:
             return as_chain(resolve_policy(settings.policy).policy)
     if CONFIG_FILE not in files:
         raise refused(FILE_NAME, f"it logs rounds, but no {CONFIG_FILE} is beside it")
-    config = parsed(VllmConfig, files[CONFIG_FILE], "vLLM's --speculative-config")
+    what, text = "vLLM's --speculative-config", files[CONFIG_FILE]
+    with suppress(ValueError):  # text that is no JSON is refused as such
+        given = json.loads(text)
+        if isinstance(given, dict):
+            if unread := sorted(NOT_READ & given.keys()):
+                raise EngineError(
+                    f"{what}: {listed(unread)} of vLLM changes what is drafted or accepted, and is "
+                    "not read here",
+                    hint="remove it, to see the policy without it",
+                )
+            if passed := sorted(PASSED_OVER & given.keys()):
+                log.warning(
+                    "%s: %s passed over, which leave the policy as it is", what, listed(passed)
+                )
+            text = json.dumps({k: v for k, v in given.items() if k not in PASSED_OVER})
+    config = parsed(VllmConfig, text, what)
     triples = config.num_speculative_tokens_per_batch_size
     shape: Shape = Chain(num_draft_tokens=config.num_speculative_tokens)
     if triples is not None:

@@ -23,8 +23,13 @@ from specctl.engines.recording import DenseSteps, LiveSteps, StepRecorder
 from specctl.engines.settings import TraceSettings
 from specctl.engines.steps import Answered, Drafted, Step, TextEnd, read_steps
 from specctl.policy import Policy
-from specctl.runtime.identity import load_tokenizer, tokenizer_digest, weights_digest
-from specctl.runtime.load import domain_at, model_folder
+from specctl.runtime.identity import (
+    load_tokenizer,
+    model_folder,
+    tokenizer_digest,
+    weights_digest,
+)
+from specctl.runtime.load import domain_at
 from specctl.runtime.requests import Sampling
 
 log = logging.getLogger("specctl.engines")

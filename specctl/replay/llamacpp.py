@@ -12,9 +12,7 @@ They hold in its server, build 11549, to the last token (`tests/engines/test_lla
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -102,11 +100,8 @@ def as_llamacpp(policy: Policy) -> Policy:
 
 
 def _is_small(drafter: str) -> bool | None:
-    from specctl.runtime.load import is_eagle3, model_folder
+    from specctl.runtime.checkpoints import Kind, kind_of
+    from specctl.runtime.identity import local_folder
 
-    if os.path.isdir(drafter) or drafter.partition(":")[0] == "embedded":
-        return not is_eagle3(model_folder(drafter, embedded_default="eagle3"))
-    from huggingface_hub import try_to_load_from_cache
-
-    config = try_to_load_from_cache(drafter, "config.json")
-    return not is_eagle3(Path(config).parent) if isinstance(config, str) else None
+    folder = local_folder(drafter, embedded_default="eagle3")
+    return None if folder is None else kind_of(folder) is Kind.SMALL

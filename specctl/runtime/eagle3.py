@@ -1,24 +1,66 @@
-"""EAGLE-3 checkpoints, in the official naming and that of speculators."""
+"""EAGLE-3 checkpoints as their makers publish them.
+
+| maker | the layer's names | beside it |
+|---|---|---|
+| SafeAILab (`eagle/model/cnets.py`) | `midlayer.*` | a pickle; its 13B states 40 layers |
+| SpecForge (`modeling/draft/llama3_eagle.py`) | `midlayer.*` | |
+| AngelSlim (`models/draft/llama_eagle3.py`) | `midlayer.*` | no `t2d` |
+| ModelOpt (`export/plugins/hf_spec_export.py`) | `layers.0.*` | no `t2d`; scales, if quantised |
+| NeMo Automodel (`speculative/eagle/draft_llama.py`) | `model.layers.0.*` | |
+| speculators (`models/eagle3/core.py`) | `layers.0.*` | parts of the target in training |
+
+Sources as of August 2026. Tensors tell what `config.json` leaves out or states otherwise: the
+number of layers, of fused states and of draft tokens.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from specctl.errors import CheckpointKeyError, CheckpointShapeError, ModelConfigError
+from specctl.runtime.eagle3_config import HeadFacts, Reading
 from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head
+from specctl.runtime.identity import first_line, weight_files
 
 log = logging.getLogger("specctl.models")
-LAYER_NAMES = ("midlayer", "layers.0")
-"""The layer in the official naming, and in that of speculators."""
 NORMS = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
-_IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a constant that old files carry
 Shape = tuple[int, ...]
+_UNUSED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^verifier_(norm|lm_head)\.weight$")
+"""Constants that old files carry, and parts of the target that speculators trains with."""
+_OTHERS = (
+    (r"(scale|scale_inv|scales|zeros|zero_point|qweight|_packed|absmax)$", "{quantised}"),
+    (r"lora_[AB]\.", "LoRA adapters, which are not supported"),
+    (r"(^|\.)parallel_draft_heads\.", "parallel draft heads, which are not supported"),
+    (r"(^|\.)(fc_norm|aux_norm_\w+)\.", "a norm of each fused state, which is not supported"),
+    (r"(^|\.)input_norm\.", "a norm before fc, which is not supported"),
+    (r"self_attn\.[qk]_norm\.", "norms of queries and keys, which are not supported"),
+    (r"self_attn\.(kv_a|kv_b|q_a|q_b)_", "latent attention, which is not supported"),
+    (r"mlp\.(experts|gate|shared_expert\w*)\.", "experts, which are not supported"),
+    (r"\.bias$", "biases, which are not supported"),
+)
+"""Tensors of another arithmetic, and its words."""
+
+
+@dataclass(frozen=True)
+class LoadedHead:
+    """A head, the ways to read it, and what was read.
+
+    Attributes:
+        head: by the first reading; another one has the same weights.
+        notes: what was read and what was assumed, for `specctl doctor`.
+    """
+
+    head: Eagle3Head
+    readings: tuple[Reading, ...]
+    notes: list[str]
 
 
 def load_eagle3(
@@ -26,33 +68,48 @@ def load_eagle3(
     *,
     target_embedding: Tensor,
     target_config: Any,
+    target_lm_head: Tensor | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-) -> Eagle3Head:
+) -> LoadedHead:
     """Loads a head and checks the name and shape of every tensor.
 
     Args:
-        folder: with `config.json`, and `model.safetensors` or `pytorch_model.bin`.
+        folder: with `config.json`, and weights as safetensors or torch's own.
         target_embedding: `[V, Ht]`, used unless the file has its own.
-        target_config: for the target's widths and context.
+        target_config: for the target's widths, layers and context.
+        target_lm_head: `[V, H]`, used by a head of the whole vocabulary without its own; None if it
+            is not at hand.
+
+    Raises:
+        ModelConfigError: another target, or arithmetic that is not supported.
+        CheckpointKeyError, CheckpointShapeError: tensors that are missing, unknown, or of other
+            shapes than config.json says.
     """
-    config = Eagle3Config.from_folder(folder)
-    widths = {"hidden_size": config.target_hidden_size, "vocab_size": config.vocab_size}
-    for name, ours in widths.items():
-        theirs = getattr(target_config, name)
-        if ours != theirs:
+    facts, file = HeadFacts(folder), _HeadFile.of(folder)
+    facts.check_arithmetic(has_biases=any(name.endswith(".bias") for name in file.tensors))
+    file.check_arithmetic(facts)
+    vocabulary = file.vocabulary(facts)
+    readings = facts.readings(
+        num_fused=file.num_fused(facts),
+        draft_vocab_size=len(vocabulary),
+        num_layers=target_config.num_hidden_layers,
+        context=target_config.max_position_embeddings,
+    )
+    config = readings[0].config
+    for name, ours in (
+        ("hidden_size", config.target_hidden_size),
+        ("vocab_size", config.vocab_size),
+    ):
+        if ours != (theirs := getattr(target_config, name)):
             raise ModelConfigError(
                 f"the EAGLE-3 head was trained for a target of {name} {ours}, but this one "
                 f"has {theirs}",
                 hint="pair the head with its own target",
             )
-    parts = parameter_parts(config)
-    tensors = _read_tensors(
-        Path(folder), {k: v for part in parts.values() for k, v in part.items()}
-    )
-    vocabulary = _read_vocabulary(tensors, config)
-    embedding = tensors.pop("embed_tokens.weight", target_embedding).detach()
-    _check_shape("embed_tokens.weight", embedding, (config.vocab_size, config.hidden_size))
+    state = file.state(config, target_lm_head)
+    embedding = file.tensors.get("embed_tokens.weight", target_embedding).detach()
+    file.check_shape("embed_tokens.weight", embedding, (config.vocab_size, config.hidden_size))
     stated, context = config.max_position_embeddings, target_config.max_position_embeddings
     if stated < context:
         log.warning(
@@ -61,11 +118,14 @@ def load_eagle3(
             folder, stated, context,
         )  # fmt: skip
     head = Eagle3Head(config, embedding, max(stated, context))
-    state = {name: torch.cat([tensors[one] for one in part]) for name, part in parts.items()}
     head.load_state_dict(state | {"embedding": embedding, "d2t": vocabulary})
     head = head.to(device=device, dtype=dtype).eval()
+    if "lm_head.weight" not in file.tensors and target_lm_head is not None:  # shared, not copied
+        head.lm_head.weight = nn.Parameter(target_lm_head.to(device, dtype), requires_grad=False)
+        facts.notes.append("the target's lm_head, as the file has none")
     head.set_vocabulary(vocabulary)
-    return head
+    facts.notes.append(f"{config.draft_vocab_size} draft tokens of {config.vocab_size}")
+    return LoadedHead(head, readings, facts.notes)
 
 
 def parameter_parts(config: Eagle3Config) -> dict[str, dict[str, Shape]]:
@@ -76,8 +136,9 @@ def parameter_parts(config: Eagle3Config) -> dict[str, dict[str, Shape]]:
     width, dim, inner = config.hidden_size, config.head_dim, config.intermediate_size
     q_size, kv_size = config.num_attention_heads * dim, config.num_key_value_heads * dim
     heads = {"q": q_size, "k": kv_size, "v": kv_size}
+    fused = len(config.aux_layers) * config.target_hidden_size
     return {
-        "fc.weight": {"fc.weight": (width, 3 * config.target_hidden_size)},
+        "fc.weight": {"fc.weight": (width, fused)},
         "norm": {"norm.weight": (width,)},
         "lm_head.weight": {"lm_head.weight": (config.draft_vocab_size, width)},
         "qkv.weight": {
@@ -92,27 +153,158 @@ def parameter_parts(config: Eagle3Config) -> dict[str, dict[str, Shape]]:
     }
 
 
-def _read_tensors(folder: Path, shapes: dict[str, Shape]) -> dict[str, Tensor]:
-    """The file's tensors after its checks, with the layer named `layer.*`."""
-    path = folder / "model.safetensors"
-    if not path.exists():  # as official heads are published
-        path = folder / "pytorch_model.bin"
-    if not path.exists():
-        raise CheckpointKeyError(
-            f"EAGLE-3 checkpoint {folder} has no model.safetensors or pytorch_model.bin; "
-            "download the head again"
-        )
-    tensors = {}
-    for name, tensor in _load(path).items():
-        for prefix in LAYER_NAMES:
-            if name.startswith(prefix + "."):
-                name = "layer" + name.removeprefix(prefix)
-        if not name.endswith(_IGNORED_SUFFIX):
-            tensors[name] = tensor
-    _check_keys(path, set(shapes), tensors.keys() - {"embed_tokens.weight", "d2t", "t2d"})
-    for name, shape in shapes.items():
-        _check_shape(name, tensors[name], shape)
-    return tensors
+@dataclass(frozen=True)
+class _HeadFile:
+    """The tensors of a head, with the layer named `layer.*` and wrappers' prefixes left out."""
+
+    folder: Path
+    tensors: dict[str, Tensor]
+    own_names: dict[str, str]  # in the file
+    layers: tuple[str, ...]  # prefixes of decoder layers in the file
+
+    @classmethod
+    def of(cls, folder: Path) -> _HeadFile:
+        found: dict[str, Tensor] = {}
+        paths = weight_files(folder)
+        for path in paths:
+            found |= _load(path)
+        if not found:
+            raise CheckpointKeyError(
+                f"EAGLE-3 head {folder} has no weights, model.safetensors or pytorch_model.bin",
+                hint="download the head again",
+            )
+        places = [
+            re.match(r"([\w.]*?)(fc\.weight$|midlayer\.|layers\.\d+\.)", one) for one in found
+        ]
+        prefix = min((place[1] for place in places if place), key=len, default="")
+        layers: dict[str, None] = {}
+        tensors, own_names = dict[str, Tensor](), dict[str, str]()
+        for own, tensor in found.items():
+            name = own.removeprefix(prefix)
+            if layer := re.match(r"midlayer|layers\.\d+", name):
+                layers[layer[0]] = None
+                name = "layer" + name.removeprefix(layer[0]) if len(layers) == 1 else name
+            if not _UNUSED.search(name):
+                tensors[name], own_names[name] = tensor, own
+        return cls(folder, tensors, own_names, tuple(layers))
+
+    def check_arithmetic(self, facts: HeadFacts) -> None:
+        """Rejects tensors of another arithmetic by their words, and more layers than one."""
+        method = facts.raw.get("quantization_config") or {}
+        quantised = f"{method.get('quant_algo') or 'quantised'} weights with scales"
+        quantised += f" (quantization_config {method.get('quant_method', 'absent')})"
+        for mark, words in _OTHERS:
+            for name, own in self.own_names.items():
+                if re.search(mark, name):
+                    what = words.format(quantised=f"{quantised}, which are not supported")
+                    raise facts.refuse(f"has {what}: {own}")
+        if len(self.layers) > 1:
+            raise facts.refuse(
+                f"holds {len(self.layers)} layers ({', '.join(self.layers)}), and one is supported"
+            )
+        facts.check_layers()
+
+    def num_fused(self, facts: HeadFacts) -> int:
+        """Target states that `fc` takes."""
+        width = facts.flat.get("target_hidden_size") or facts.size("hidden_size")
+        columns = self._needed("fc.weight").shape[-1]
+        if columns % width:
+            raise CheckpointShapeError(
+                f"EAGLE-3 tensor {self.own_names['fc.weight']} has {columns} columns, no multiple "
+                f"of the target's width {width}",
+                hint="check that config.json belongs to these weights",
+            )
+        return int(columns // width)
+
+    def vocabulary(self, facts: HeadFacts) -> Tensor:
+        """`d2t` after its checks; zeros for equal vocabularies."""
+        tensors, whole = self.tensors, facts.size("vocab_size")
+        d2t, member = tensors.get("d2t"), tensors.get("t2d")
+        rows = len(tensors["lm_head.weight"]) if "lm_head.weight" in tensors else None
+        stated = facts.raw.get("draft_vocab_size") or facts.flat.get("draft_vocab_size")
+        size = stated or rows or whole
+        if not stated and size != whole:
+            facts.notes.append(f"draft_vocab_size {size} from lm_head, as config.json states none")
+        if d2t is None and size == whole:
+            return torch.zeros(whole, dtype=torch.int64)
+        if rows is None:
+            raise CheckpointKeyError(
+                f"EAGLE-3 head {self.folder} drafts {size} of {whole} tokens and has no "
+                "lm_head.weight; only a head of all tokens can share its target's",
+                hint="download or export the head again",
+            )
+        if d2t is None and member is None:
+            raise CheckpointKeyError(
+                f"EAGLE-3 head {self.folder} drafts {size} of {whole} tokens, and has neither d2t "
+                "nor t2d to say which; engines would take the first ones",
+                hint="export the head again with its map of the vocabulary",
+            )
+        if d2t is None:
+            assert member is not None
+            ids = member.nonzero()[:, 0]
+            facts.notes.append("draft tokens by t2d, as the file has no d2t")
+            d2t = ids - torch.arange(len(ids))
+        self.check_shape("d2t", d2t, (size,))
+        ids = d2t.long() + torch.arange(len(d2t))
+        is_sound = bool(((ids >= 0) & (ids < whole)).all())
+        is_sound = is_sound and len(torch.unique(ids)) == len(ids)
+        if is_sound and member is not None:  # some heads are published without it
+            self.check_shape("t2d", member, (whole,))
+            is_sound = torch.equal(ids.sort().values, member.nonzero()[:, 0])
+        if not is_sound:
+            raise CheckpointShapeError(
+                "EAGLE-3 vocabulary maps: d2t and t2d do not name the same distinct ids below "
+                f"{whole} (d2t leads to {int(ids.min())} to {int(ids.max())})",
+                hint="rebuild d2t, target id less draft id, and t2d from the same token list",
+            )
+        return d2t.long()
+
+    def state(self, config: Eagle3Config, target_lm_head: Tensor | None) -> dict[str, Tensor]:
+        """The head's parameters, after checks of names and shapes."""
+        parts, tensors = parameter_parts(config), dict(self.tensors)
+        if "lm_head.weight" not in tensors:
+            if target_lm_head is None:
+                raise CheckpointKeyError(
+                    f"EAGLE-3 head {self.folder} shares its target's output layer, which is not "
+                    "supported here",
+                    hint="save the target's lm_head.weight beside the head's tensors",
+                )
+            tensors["lm_head.weight"] = target_lm_head
+        shapes = {name: shape for part in parts.values() for name, shape in part.items()}
+        maps = {"embed_tokens.weight", "d2t", "t2d"}
+        missing = sorted(self._own(name) for name in shapes.keys() - tensors.keys())
+        unknown = sorted(self._own(name) for name in tensors.keys() - shapes.keys() - maps)
+        wrong = {"lacks": missing, "has unknown": unknown}
+        said = [f"{verb} {', '.join(names[:4])}" for verb, names in wrong.items() if names]
+        if said:
+            raise CheckpointKeyError(
+                f"EAGLE-3 head {self.folder} {' and '.join(said)}"
+                f"{', ...' if max(len(missing), len(unknown)) > 4 else ''}",
+                hint="download the head again; a head of another architecture cannot run here",
+            )
+        for name, shape in shapes.items():
+            self.check_shape(name, tensors[name], shape)
+        return {name: torch.cat([tensors[one] for one in part]) for name, part in parts.items()}
+
+    def check_shape(self, name: str, tensor: Tensor, shape: Shape) -> None:
+        if tuple(tensor.shape) != shape:
+            raise CheckpointShapeError(
+                f"EAGLE-3 tensor {self._own(name)} has shape {tuple(tensor.shape)}, and "
+                f"config.json asks for {shape}",
+                hint="check that config.json belongs to these weights and to this target",
+            )
+
+    def _own(self, name: str) -> str:
+        """A tensor's name as the file has it, or would have it."""
+        layer = (self.layers or ("midlayer",))[0]
+        return self.own_names.get(name, re.sub("^layer(?=\\.)", layer, name))
+
+    def _needed(self, name: str) -> Tensor:
+        if name not in self.tensors:
+            raise CheckpointKeyError(
+                f"EAGLE-3 head {self.folder} lacks {name}", hint="download the head again"
+            )
+        return self.tensors[name]
 
 
 def _load(path: Path) -> dict[str, Tensor]:
@@ -122,9 +314,9 @@ def _load(path: Path) -> dict[str, Tensor]:
         # torch rejects pickles of anything but plain tensors.
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # readers of damaged files raise anything
-        reason = str(error).strip().partition("\n")[0][:200]
         raise CheckpointKeyError(
-            f"EAGLE-3 checkpoint {path} is not a readable file of plain tensors: {reason}",
+            f"EAGLE-3 checkpoint {path} is not a readable file of plain tensors: "
+            f"{first_line(error)}",
             hint="download or convert it again",
         ) from error
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
@@ -133,48 +325,3 @@ def _load(path: Path) -> dict[str, Tensor]:
             hint="save the head's state_dict",
         )
     return loaded
-
-
-def _check_keys(path: Path, needed: set[str], found: set[str]) -> None:
-    missing, unexpected = sorted(needed - found), sorted(found - needed)
-    if missing or unexpected:
-        wrong = {"lacks": missing, "has unexpected": unexpected}
-        listing = " and ".join(
-            f"{verb} {', '.join(names)}" for verb, names in wrong.items() if names
-        )
-        raise CheckpointKeyError(
-            f"EAGLE-3 checkpoint {path} {listing}",
-            hint="use an EAGLE-3 checkpoint in the official or in speculators' naming",
-        )
-
-
-def _check_shape(name: str, tensor: Tensor, shape: Shape) -> None:
-    if tuple(tensor.shape) != shape:
-        raise CheckpointShapeError(
-            f"EAGLE-3 tensor {name} has shape {tuple(tensor.shape)}, not {shape}",
-            hint="check that config.json belongs to these weights and to this target",
-        )
-
-
-def _read_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config) -> Tensor:
-    """`d2t` after its checks; zeros for equal vocabularies."""
-    d2t, member = tensors.pop("d2t", None), tensors.pop("t2d", None)
-    if d2t is None and member is None and config.draft_vocab_size == config.vocab_size:
-        return torch.zeros(config.vocab_size, dtype=torch.int64)
-    if d2t is None:
-        _check_keys(Path("d2t"), {"d2t"}, set())
-    assert d2t is not None
-    _check_shape("d2t", d2t, (config.draft_vocab_size,))
-    ids = d2t.long() + torch.arange(len(d2t))
-    is_sound = bool(((ids >= 0) & (ids < config.vocab_size)).all())
-    is_sound = is_sound and len(torch.unique(ids)) == len(ids)
-    if is_sound and member is not None:  # some heads are published without it
-        _check_shape("t2d", member, (config.vocab_size,))
-        is_sound = torch.equal(ids.sort().values, member.nonzero()[:, 0])
-    if not is_sound:
-        raise CheckpointShapeError(
-            "EAGLE-3 vocabulary maps: d2t and t2d do not name the same distinct ids below "
-            f"{config.vocab_size} (d2t leads to {int(ids.min())} to {int(ids.max())})",
-            hint="rebuild d2t and t2d from the same token list",
-        )
-    return d2t.long()

@@ -1,19 +1,12 @@
 """The EAGLE-3 head: one decoder layer over fused target states and its own previous output.
 
 Training and the runtime share this code: the caller of `block` supplies attention (over a causal
-prefix, a tree behind a cache, or the unrolled steps of training).
-
-Two layouts of `config.json` exist: the official one (flat, Llama keys) and that of `speculators`
-(Llama keys under `transformer_layer_config`). The default feature layers are counted from the
-target's number of layers; all else is the head's own.
+prefix, a tree behind a cache, or the unrolled steps of training). `eagle3` reads published heads.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,12 +16,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specctl.errors import ModelConfigError
-
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-# Flags of EAGLE-3.1 and biases change the arithmetic, so they are rejected.
-_REFUSED_FLAGS = ("norm_before_fc", "fc_norm", "norm_output", "bias", "attention_bias", "mlp_bias")
 
 
 class Eagle3Config(BaseModel):
@@ -44,99 +32,18 @@ class Eagle3Config(BaseModel):
     intermediate_size: int
     vocab_size: int
     draft_vocab_size: int
+    aux_layers: tuple[int, ...]  # target layers whose *input* is fused, low to high
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     rope_parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
     """In transformers' form."""
-    aux_layer_ids: tuple[int, ...] | None = None
-    """Target layers whose *input* is fused; None for the default three."""
-    norm_before_residual: bool = False  # the residual is the normed hidden state (speculators)
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> Eagle3Config:
-        path = Path(folder) / "config.json"
-        try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")), str(path))
-        except (OSError, ValueError) as error:
-            raise ModelConfigError(
-                f"EAGLE-3 config {path} is no readable JSON file: {type(error).__name__}",
-                hint="point at the head's folder",
-            ) from error
-
-    @classmethod
-    def from_dict(cls, raw: dict[str, Any], source: str = "config.json") -> Eagle3Config:
-        """Reads either layout."""
-        flat = {**raw, **(raw.get("transformer_layer_config") or {})}
-        unknown = [f"{name}=true" for name in _REFUSED_FLAGS if flat.get(name)]
-        only = {"num_hidden_layers": 1, "hidden_act": "silu"}
-        unknown += [f"{k}={flat[k]}" for k, known in only.items() if flat.get(k, known) != known]
-        if unknown:
-            raise ModelConfigError(
-                f"EAGLE-3 config {source} has unsupported settings: {', '.join(unknown)}",
-                hint="use an EAGLE-3 head of one silu layer without biases and EAGLE-3.1 norms",
-            )
-        needed = ("hidden_size", "num_attention_heads", "vocab_size", "intermediate_size")
-        for name in needed:
-            value = flat.get(name)
-            if not isinstance(value, int) or value <= 0:
-                raise ModelConfigError(
-                    f"EAGLE-3 config {source}: {name} is {value!r}, not a positive integer",
-                    hint="use a complete EAGLE-3 checkpoint",
-                )
-        hidden, heads, vocab, intermediate = (flat[name] for name in needed)
-        return cls(
-            hidden_size=hidden,
-            target_hidden_size=flat.get("target_hidden_size") or hidden,
-            num_attention_heads=heads,
-            num_key_value_heads=flat.get("num_key_value_heads") or heads,
-            head_dim=flat.get("head_dim") or hidden // heads,
-            intermediate_size=intermediate,
-            vocab_size=vocab,
-            draft_vocab_size=raw.get("draft_vocab_size") or vocab,
-            max_position_embeddings=flat.get("max_position_embeddings") or 2048,
-            rms_norm_eps=float(flat.get("rms_norm_eps", 1e-6)),
-            rope_parameters=_rope_parameters(flat, source),
-            aux_layer_ids=_aux_layer_ids(raw),
-            norm_before_residual=bool(raw.get("norm_before_residual", False)),
-        )
-
-    def resolve_aux_layers(self, num_target_layers: int) -> tuple[int, ...]:
-        """The three target layers whose inputs are fused, low to high."""
-        num = num_target_layers
-        ids = (2, num // 2, num - 3) if self.aux_layer_ids is None else self.aux_layer_ids
-        rises = all(low < high for low, high in pairwise(ids))
-        if len(ids) != 3 or not rises or not 0 <= ids[0] <= ids[-1] < num:
-            raise ModelConfigError(
-                f"the EAGLE-3 head fuses layers {list(ids)}, not three rising ones below {num}",
-                hint="set eagle_aux_hidden_state_layer_ids in the head's config.json",
-            )
-        return tuple(ids)
+    norm_before_residual: bool = False  # the residual is the normed hidden state
 
 
-def _rope_parameters(flat: dict[str, Any], source: str) -> dict[str, Any]:
-    """The rope fields of either generation, in transformers' present form."""
-    given = dict(flat.get("rope_parameters") or flat.get("rope_scaling") or {})
-    given.setdefault("rope_type", given.pop("type", "default"))
-    given.setdefault("rope_theta", float(flat.get("rope_theta") or 10000.0))
-    if given["rope_type"] not in _STATIC_ROPE:
-        raise ModelConfigError(
-            f"EAGLE-3 config {source}: rope_type {given['rope_type']!r} depends on the "
-            f"length; only {', '.join(_STATIC_ROPE)} can run here"
-        )
-    return given
-
-
-def _aux_layer_ids(raw: dict[str, Any]) -> tuple[int, ...] | None:
-    """Explicit layers, from the top level or from `eagle_config`."""
-    name = "eagle_aux_hidden_state_layer_ids"
-    top, nested = raw.get(name), (raw.get("eagle_config") or {}).get(name)
-    if top and nested and list(top) != list(nested):
-        raise ModelConfigError(
-            f"EAGLE-3 config: {name} is {top} at the top and {nested} under eagle_config; "
-            "make them the same"
-        )
-    chosen = top or nested
-    return tuple(chosen) if chosen else None
+def default_layers(num_target_layers: int) -> tuple[int, ...]:
+    """The layers whose inputs the authors' heads fuse, which is what every maker and engine takes
+    where a head lists none (`eagle/model/modeling_llama_kv.py`: 2, n // 2, n - 3)."""
+    return 2, num_target_layers // 2, num_target_layers - 3
 
 
 class Eagle3Head(nn.Module):
@@ -164,7 +71,7 @@ class Eagle3Head(nn.Module):
             config.num_key_value_heads * dim,
         )
         self.embedding = nn.Parameter(embedding, requires_grad=False)
-        self.fc = nn.Linear(3 * config.target_hidden_size, width, bias=False)
+        self.fc = nn.Linear(len(config.aux_layers) * config.target_hidden_size, width, bias=False)
         self.input_layernorm = nn.Parameter(torch.ones(width))
         self.hidden_norm = nn.Parameter(torch.ones(width))
         self.qkv = nn.Linear(2 * width, self.q_size + 2 * self.kv_size, bias=False)
@@ -209,7 +116,7 @@ class Eagle3Head(nn.Module):
         return F.embedding(token_ids, self.embedding)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Fuses three target states `[..., 3 Ht]` into one hidden state `[..., H]`."""
+        """Fuses target states `[..., layers * Ht]` into one hidden state `[..., H]`."""
         if features.shape[-1] == self.config.hidden_size:
             return features
         fused: Tensor = self.fc(features)

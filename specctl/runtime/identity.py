@@ -11,7 +11,8 @@ import os
 import platform
 import re
 from collections import Counter
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -68,6 +69,74 @@ def check_model(name: str) -> None:
             "GGUF file (NAME.gguf), no hub id (owner/name) and not embedded",
             hint="check the path",
         )
+
+
+def local_folder(name: str, *, embedded_default: str) -> Path | None:
+    """A model's folder or GGUF file on this machine, without the network; None if it is not here.
+
+    Of a hub id that is in the cache, weights may be missing.
+    """
+    if name == "embedded" or name.startswith("embedded:"):
+        return embedded_path(name.partition(":")[2] or embedded_default)
+    if Path(name).is_dir() or is_gguf(Path(name)):
+        return Path(name)
+    from huggingface_hub import try_to_load_from_cache
+
+    config = None
+    with suppress(ValueError):  # no name of the hub
+        config = try_to_load_from_cache(name, "config.json")
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def model_folder(
+    name: str, *, embedded_default: str, revision: str | None = None, cache: str | None = None
+) -> Path:
+    """Resolves `embedded`, `embedded:NAME`, a folder, a GGUF file, or a hub id (downloaded or
+    cached).
+
+    Args:
+        revision: of a hub id, by default the newest. cache: download folder, by default the hub's.
+    """
+    check_model(name)
+    if name.partition(":")[0] == "embedded" or Path(name).is_dir() or is_gguf(Path(name)):
+        found = local_folder(name, embedded_default=embedded_default)
+        assert found is not None
+        return found
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    fetch = partial(snapshot_download, name, revision=revision, cache_dir=cache)
+    try:
+        folder = Path(fetch(allow_patterns=patterns))
+        if not weight_files(folder):  # official EAGLE-3 heads
+            folder = Path(fetch(allow_patterns=[*patterns, "pytorch_model*.bin"]))
+        return folder
+    except Exception as error:  # of the hub, HTTP, the OS or validation
+        raise ModelError(
+            f"model {name!r} is no folder, not embedded, and no hub id that is in the cache "
+            f"or can be fetched: {_why_not_fetched(error)}",
+            hint=did_you_mean(name, ["embedded"], "check the name, or download the model first"),
+        ) from error
+
+
+def _why_not_fetched(error: Exception) -> str:
+    """The hub's refusal in our words."""
+    from huggingface_hub import errors
+
+    if os.environ.get("HF_HUB_OFFLINE"):
+        return "none in the cache, and HF_HUB_OFFLINE is set"
+    for kind, words in (
+        (errors.GatedRepoError, "the model is gated; log in"),
+        (errors.RepositoryNotFoundError, "no model of that name that this user may read"),
+        (errors.RevisionNotFoundError, "no such revision"),
+        (errors.HFValidationError, "not a valid hub id"),
+        (errors.LocalEntryNotFoundError, "none in the cache, and no answer from the hub"),
+    ):
+        if isinstance(error, kind):
+            return words
+    if isinstance(error, OSError) and error.errno:
+        return reason_of(error)
+    return f"none in the cache, and no answer from the hub ({type(error).__name__})"
 
 
 def weights_digest(folder: Path) -> str:

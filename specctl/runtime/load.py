@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,36 +15,34 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.manifest import Domain, PairFingerprint, Range
-from specctl.embedded import embedded_path
 from specctl.errors import (
     CheckpointKeyError,
     ModelConfigError,
-    ModelError,
     UsageError,
     VocabularyMismatchError,
-    did_you_mean,
-    reason_of,
 )
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.checkpoints import Kind, kind_of
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
 from specctl.runtime.eagle3 import load_eagle3
 from specctl.runtime.gguf import check_loads, is_gguf, read_fields
 from specctl.runtime.identity import (
     check_device,
     check_dtype,
-    check_model,
     config_digest,
     first_line,
     hardware_name,
     hub_revision,
     load_tokenizer,
+    model_folder,
     quietly,
     read_config,
     tokenizer_digest,
     weight_files,
     weights_digest,
 )
+from specctl.runtime.trial import better_reading
 
 log = logging.getLogger("specctl.models")
 NO_DIGEST = "sha256:" + 64 * "0"
@@ -78,6 +74,7 @@ class Pair:
     drafter_name: str  # `none` without a drafter
     drafter_digest: str  # of config and weights; zeros without a drafter
     drafter_folder: Path | None = None  # of the drafter's checkpoint
+    notes: tuple[str, ...] = ()  # what was read of the drafter, and what was assumed
 
     def __repr__(self) -> str:
         model = self.target.model
@@ -114,17 +111,38 @@ def load_pair(
     """
     devices = parse_devices(device)
     number = parse_dtype(dtype, devices[0])
+    folder = None if drafter is None else model_folder(drafter, embedded_default="eagle3")
+    if folder is not None:
+        _check_runs(folder)
     loaded = load_target(target, devices, number)
-    if drafter is None:
+    if drafter is None or folder is None:
         return Pair(loaded, None, "none", NO_DIGEST)
-    folder = model_folder(drafter, embedded_default="eagle3")
     digest = weights_digest(folder)
-    return Pair(loaded, load_drafter(folder, loaded, devices[0], number), drafter, digest, folder)
+    found, notes = load_drafter(folder, loaded, devices[0], number)
+    return Pair(loaded, found, drafter, digest, folder, notes)
+
+
+def _check_runs(folder: Path) -> Kind:
+    """The kind of a drafter; `ModelConfigError` for one that only engines run."""
+    kind = kind_of(folder)
+    if kind not in (Kind.EAGLE3, Kind.SMALL):
+        raise ModelConfigError(
+            f"drafter {folder} is {kind.words}, and only EAGLE-3 heads and whole small models run "
+            "here",
+            hint=f"serve it: `specctl export chain:num_draft_tokens=3 --to vllm --drafter {folder}`"
+            " writes the flags, and `specctl import` reads that server's log",
+        )
+    return kind
 
 
 def load_target(name: str, devices: Devices, dtype: torch.dtype) -> Target:
     """Loads a decoder-only checkpoint and its tokenizer."""
     folder = model_folder(name, embedded_default="target")
+    if (kind := kind_of(folder)) is not Kind.SMALL:
+        raise ModelConfigError(
+            f"target {folder} is {kind.words}, no model of its own",
+            hint="name it by --drafter, and its model by --target",
+        )
     check_loadable(folder, devices)
     digest = weights_digest(folder)
     tokenizer = load_tokenizer(folder)
@@ -139,26 +157,31 @@ def load_target(name: str, devices: Devices, dtype: torch.dtype) -> Target:
     return Target(name, folder, model, tokenizer, eos_ids, digest, tokenizer_digest(tokenizer))
 
 
-def load_drafter(folder: Path, target: Target, device: torch.device, dtype: torch.dtype) -> Drafter:
-    """Loads an EAGLE-3 head or a small model, as `config.json` says."""
-    if is_eagle3(folder):
-        embedding: Any = target.model.model.get_input_embeddings().weight
-        config = target.model.config
-        head = load_eagle3(
-            folder, target_embedding=embedding, target_config=config, device=device, dtype=dtype
+def load_drafter(
+    folder: Path, target: Target, device: torch.device, dtype: torch.dtype
+) -> tuple[Drafter, tuple[str, ...]]:
+    """Loads an EAGLE-3 head or a small model, and what was read and assumed of it.
+
+    Of a head that is read in two ways, the one that predicts its target better is taken.
+    """
+    if _check_runs(folder) is Kind.EAGLE3:
+        model: Any = target.model.model
+        output = model.get_output_embeddings()
+        loaded = load_eagle3(
+            folder,
+            target_embedding=model.get_input_embeddings().weight,
+            target_config=target.model.config,
+            target_lm_head=None if output is None else output.weight,
+            device=device,
+            dtype=dtype,
         )
-        return Eagle3Drafter(head, head.config.resolve_aux_layers(config.num_hidden_layers))
+        reading = better_reading(loaded, target.model, target.tokenizer, str(folder))
+        return Eagle3Drafter(loaded.head, reading.config.aux_layers), tuple(loaded.notes)
     check_loadable(folder, (device,))
-    model = CachedModel(_causal_lm(folder, (device,), dtype))
-    check_vocabulary(folder, model, target)
-    return SmallModelDrafter(model, min(model.vocab_size, target.model.vocab_size))
-
-
-def is_eagle3(folder: Path) -> bool:
-    """Whether a checkpoint is an EAGLE-3 head, in the official layout or that of speculators."""
-    config = _config(folder)
-    words = [*config.get("architectures", []), config.get("speculators_model_type", "")]
-    return any("eagle3" in word.lower() for word in words) or "draft_vocab_size" in config
+    small = CachedModel(_causal_lm(folder, (device,), dtype))
+    check_vocabulary(folder, small, target)
+    size = min(small.vocab_size, target.model.vocab_size)
+    return SmallModelDrafter(small, size), (f"a whole small model, {size} draft tokens",)
 
 
 def check_vocabulary(folder: Path, model: CachedModel, target: Target) -> None:
@@ -181,57 +204,6 @@ def check_vocabulary(folder: Path, model: CachedModel, target: Target) -> None:
             f"target, of {target.model.vocab_size}",
             hint="use a drafter of the same model family",
         )
-
-
-def model_folder(
-    name: str, *, embedded_default: str, revision: str | None = None, cache: str | None = None
-) -> Path:
-    """Resolves `embedded`, `embedded:NAME`, a folder, a GGUF file, or a hub id (downloaded or
-    cached).
-
-    Args:
-        revision: of a hub id, by default the newest. cache: download folder, by default the hub's.
-    """
-    check_model(name)
-    if name == "embedded" or name.startswith("embedded:"):
-        return embedded_path(name.partition(":")[2] or embedded_default)
-    if Path(name).is_dir() or is_gguf(Path(name)):
-        return Path(name)
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-    fetch = partial(snapshot_download, name, revision=revision, cache_dir=cache)
-    try:
-        folder = Path(fetch(allow_patterns=patterns))
-        if not weight_files(folder):  # official EAGLE-3 heads
-            folder = Path(fetch(allow_patterns=[*patterns, "pytorch_model*.bin"]))
-        return folder
-    except Exception as error:  # of the hub, HTTP, the OS or validation
-        raise ModelError(
-            f"model {name!r} is no folder, not embedded, and no hub id that is in the cache "
-            f"or can be fetched: {_why_not_fetched(error)}",
-            hint=did_you_mean(name, ["embedded"], "check the name, or download the model first"),
-        ) from error
-
-
-def _why_not_fetched(error: Exception) -> str:
-    """The hub's refusal in our words."""
-    from huggingface_hub import errors
-
-    if os.environ.get("HF_HUB_OFFLINE"):
-        return "none in the cache, and HF_HUB_OFFLINE is set"
-    for kind, words in (
-        (errors.GatedRepoError, "the model is gated; log in"),
-        (errors.RepositoryNotFoundError, "no model of that name that this user may read"),
-        (errors.RevisionNotFoundError, "no such revision"),
-        (errors.HFValidationError, "not a valid hub id"),
-        (errors.LocalEntryNotFoundError, "none in the cache, and no answer from the hub"),
-    ):
-        if isinstance(error, kind):
-            return words
-    if isinstance(error, OSError) and error.errno:
-        return reason_of(error)
-    return f"none in the cache, and no answer from the hub ({type(error).__name__})"
 
 
 def parse_devices(device: str) -> Devices:
@@ -301,14 +273,6 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _causal_lm(folder: Path, devices: Devices, dtype: torch.dtype) -> PreTrainedModel:
     config = _config(folder)
-    kinds = config.get("architectures") or []
-    if kinds and not any(
-        re.search("CausalLM|LMHead|ConditionalGeneration", kind) for kind in kinds
-    ):
-        raise ModelConfigError(
-            f"model {folder} generates no text (...ForCausalLM): {', '.join(kinds)}",
-            hint="choose a decoder-only checkpoint",
-        )
     is_quantised, placed = "quantization_config" in config, dict[str, Any]()
     if len(devices) > 1:  # equal shares of the weights, so that caches have equal room
         limits = {device.index: torch.cuda.mem_get_info(device)[0] for device in devices}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import typer
 
 from specctl.cli import load_all_verbs
 from specctl.cli.app import FIRST_SCREEN
+from specctl.embedded import embedded_path
 from tests.cli.command import passes, specctl, write_lines
 from tests.cli.conftest import SMALL
+from tests.runtime.checkpoints import publish
 
 COLLECT = (*SMALL, "--batch-size", 8)
 SHORTER = {"collect": COLLECT, "run": (*SMALL, "--limit", 2), "tune": ("--held-out", 0.5)}
@@ -76,7 +79,9 @@ def test_doctor_says_ok_and_what_to_do(
     monkeypatch.delenv("SPECCTL_REGISTRY", raising=False)
     found = {one["what"]: one for one in json.loads(passes("doctor", "--json").out)}
     states = {what: one["state"] for what, one in found.items()}
-    assert states == {"device": "ok", "models": "ok", "registry": "-", "vLLM": "-"}
+    wanted = {"device": "ok", "models": "ok", "drafter": "ok", "registry": "-", "vLLM": "-"}
+    assert states == wanted
+    assert "inputs of layers 2, 4, 5, as config.json lists them" in found["drafter"]["found"]
     assert "8 tokens decoded" in found["models"]["found"]
     assert "torch 2" in found["device"]["found"]
     monkeypatch.setenv("SPECCTL_REGISTRY", str(tmp_path / "absent"))
@@ -84,6 +89,27 @@ def test_doctor_says_ok_and_what_to_do(
     assert ended.code == 1
     assert "registry wrong" in ended.err
     assert {one["what"]: one for one in json.loads(ended.out)}["registry"]["fix"]
+
+
+def test_doctor_takes_a_pair_and_says_what_was_assumed(tmp_path: Path) -> None:
+    """Of a drafter that cannot run, its kind, as `run` does."""
+    head = shutil.copytree(embedded_path("eagle3"), tmp_path / "head")
+    config = json.loads((head / "config.json").read_text())
+    lists = ("eagle_config", "eagle_aux_hidden_state_layer_ids")
+    (head / "config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if name not in lists})
+    )
+    shown = json.loads(passes("doctor", "embedded", head, "--json").out)
+    [said] = [one["found"] for one in shown if one["what"] == "drafter"]
+    assert "inputs of layers 2, 4, 5 assumed, as config.json lists none" in said
+    assert "of 64 tokens of its target" in said
+    block = publish(tmp_path / "block", {"architectures": ["DFlashDraftModel"]}, ())
+    ended = specctl("doctor", "embedded", block, "--json")
+    assert ended.code == 1
+    found = {one["what"]: one for one in json.loads(ended.out)}
+    assert (found["models"]["state"], found["drafter"]["state"]) == ("wrong", "-")
+    assert "is a DFlash block drafter" in found["models"]["found"]
+    assert "given twice" in specctl("doctor", "a", "b", "--drafter", "c").err
 
 
 def test_the_readme_shows_commands_for_the_embedded_pair() -> None:

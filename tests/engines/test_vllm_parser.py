@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
 
 pytest.importorskip("vllm", reason="no vLLM here; make engines has one")
 
+from vllm.config.speculative import SpeculativeConfig, SpeculativeMethod
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
@@ -27,6 +28,7 @@ from specctl.engines import vllm_plugin
 from specctl.engines.engine import EngineDrafter, Serving
 from specctl.engines.export import ENGINES
 from specctl.engines.settings import FILE_NAME, TraceSettings
+from specctl.engines.vllm_flags import NOT_READ, PASSED_OVER, VllmConfig, VllmMethod
 from specctl.errors import EngineError
 from specctl.policy import ChainSchedule, RootOnly, build_shape
 from specctl.runtime.words import resolve_policy
@@ -95,6 +97,12 @@ def test_vllm_takes_what_is_exported(words: str) -> None:
         assert speculation.num_speculative_tokens_per_batch_size is None
 
 
+def test_vllm_has_every_method_and_key_that_is_known() -> None:
+    fields = SpeculativeConfig.__dataclass_fields__.keys()
+    assert {*get_args(VllmMethod)} <= {*get_args(SpeculativeMethod)}
+    assert {*PASSED_OVER, *NOT_READ, *VllmConfig.model_fields} <= fields
+
+
 def test_vllm_takes_a_draft_model() -> None:
     export = ENGINES["vllm"].write(resolve_policy("chain").policy, Serving(drafter=SMALL))
     assert configured(*export.flags).speculative_config.method == "draft_model"
@@ -103,7 +111,7 @@ def test_vllm_takes_a_draft_model() -> None:
 @pytest.mark.parametrize("case", WRONG_VLLM)
 def test_what_is_refused_here_vllm_refuses_or_changes(case: str) -> None:
     settings, refuses = WRONG_VLLM[case]
-    text = json.dumps(HEAD.model_dump() | settings)
+    text = json.dumps(HEAD.model_dump(exclude_none=True) | settings)
     if refuses:
         with pytest.raises((ValueError, TypeError)):
             lengths_of(configured("--speculative-config", text).speculative_config)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,78 +16,19 @@ from scripts.train_eagle3.head import save_head, unrolled_outputs
 from specctl.embedded import embedded_path
 from specctl.errors import CheckpointKeyError, CheckpointShapeError, ModelConfigError
 from specctl.runtime.eagle3 import load_eagle3
-from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head
 from specctl.runtime.identity import weights_digest
-
-Tensors = dict[str, Tensor]
-H, VOCAB, DRAFT_VOCAB, INNER = 32, 96, 40, 48
-TARGET = SimpleNamespace(hidden_size=H, vocab_size=VOCAB, max_position_embeddings=128)
-EMBEDDING = torch.randn(VOCAB, H, generator=torch.Generator().manual_seed(0))
-# 4 query heads and 2 key heads of width 16: the head_dim that H / heads would not give.
-DOCUMENTED_SHAPES = {
-    "fc.weight": (H, 3 * H),
-    "norm.weight": (H,),
-    "lm_head.weight": (DRAFT_VOCAB, H),
-    "{}.hidden_norm.weight": (H,),
-    "{}.input_layernorm.weight": (H,),
-    "{}.post_attention_layernorm.weight": (H,),
-    "{}.self_attn.q_proj.weight": (64, 2 * H),
-    "{}.self_attn.k_proj.weight": (32, 2 * H),
-    "{}.self_attn.v_proj.weight": (32, 2 * H),
-    "{}.self_attn.o_proj.weight": (H, 64),
-    "{}.mlp.gate_proj.weight": (INNER, H),
-    "{}.mlp.up_proj.weight": (INNER, H),
-    "{}.mlp.down_proj.weight": (H, INNER),
-}
-LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 1,
-    "hidden_size": H,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": INNER,
-    "vocab_size": VOCAB,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "max_position_embeddings": 64,
-}
-OFFICIAL = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    **LLAMA,
-    "draft_vocab_size": DRAFT_VOCAB,
-    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
-}
-SPECULATORS = {
-    "speculators_model_type": "eagle3",
-    "transformer_layer_config": LLAMA,
-    "draft_vocab_size": DRAFT_VOCAB,
-}
-
-
-def make_tensors(prefix: str = "midlayer", seed: int = 1) -> Tensors:
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {
-        name.format(prefix): torch.randn(shape, generator=generator) * 0.2
-        for name, shape in DOCUMENTED_SHAPES.items()
-    }
-    target_ids = torch.randperm(VOCAB, generator=generator)[:DRAFT_VOCAB].sort().values
-    member = torch.zeros(VOCAB, dtype=torch.bool)
-    member[target_ids] = True
-    return tensors | {"d2t": target_ids - torch.arange(DRAFT_VOCAB), "t2d": member}
-
-
-def write_head(
-    folder: Path, tensors: Tensors | None = None, config: dict[str, Any] = OFFICIAL
-) -> Path:
-    folder.mkdir(exist_ok=True)
-    save_file(make_tensors() if tensors is None else tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def load(folder: Path, target: SimpleNamespace = TARGET) -> Eagle3Head:
-    return load_eagle3(folder, target_embedding=EMBEDDING, target_config=target)
+from tests.runtime.heads import (
+    DRAFT_VOCAB,
+    OFFICIAL,
+    SPECULATORS,
+    TARGET,
+    VOCAB,
+    H,
+    Tensors,
+    load,
+    make_tensors,
+    write_head,
+)
 
 
 def rms(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
@@ -185,10 +126,11 @@ def test_embedded_head_round_trips_byte_for_byte(tmp_path: Path) -> None:
     folder, target = embedded_path("eagle3"), embedded_path("target")
     config = SimpleNamespace(**json.loads((target / "config.json").read_text()))
     embedding = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
-    head = load_eagle3(
+    loaded = load_eagle3(
         folder, target_embedding=embedding, target_config=config, dtype=torch.bfloat16
     )
-    assert head.config.resolve_aux_layers(config.num_hidden_layers) == (2, 4, 5)
+    head = loaded.head
+    assert [one.config.aux_layers for one in loaded.readings] == [(2, 4, 5)]
     save_head(head, tmp_path)
     stored, again = (load_file(place / "model.safetensors") for place in (folder, tmp_path))
     assert stored.keys() == again.keys()
@@ -217,7 +159,8 @@ MAPS = (CheckpointShapeError, "vocabulary maps")
 BROKEN: list[tuple[str, Tensor | None, type[Exception], str]] = [
     ("midlayer.mlp.up_proj.weight", None, CheckpointKeyError, "mlp.up_proj"),
     ("midlayer.extra.weight", torch.ones(1), CheckpointKeyError, "extra"),
-    ("fc.weight", torch.ones(H, H), CheckpointShapeError, "fc.weight"),
+    ("fc.weight", torch.ones(2 * H, 3 * H), CheckpointShapeError, "fc.weight"),
+    ("fc.weight", torch.ones(H, 3 * H + 1), CheckpointShapeError, "no multiple of the target"),
     ("d2t", torch.full((DRAFT_VOCAB,), VOCAB), *MAPS),
     ("d2t", -torch.arange(DRAFT_VOCAB), *MAPS),
     ("t2d", torch.ones(VOCAB, dtype=torch.bool), *MAPS),
@@ -289,24 +232,6 @@ def test_another_target_is_refused(tmp_path: Path, field: str, value: Any) -> No
         load(write_head(tmp_path / "head"), other)
 
 
-UNKNOWN = {
-    "norm_before_fc": True,
-    "fc_norm": True,
-    "norm_output": True,
-    "attention_bias": True,
-    "num_hidden_layers": 2,
-    "hidden_act": "gelu",
-    "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
-    "intermediate_size": None,
-}
-
-
-@pytest.mark.parametrize("field", UNKNOWN)
-def test_arithmetic_that_is_not_implemented_is_refused(field: str) -> None:
-    with pytest.raises(ModelConfigError):
-        Eagle3Config.from_dict(OFFICIAL | {field: UNKNOWN[field]})
-
-
 def test_norm_before_residual_changes_the_residual(tmp_path: Path) -> None:
     plain = load(write_head(tmp_path / "a"))
     normed = load(write_head(tmp_path / "b", config=OFFICIAL | {"norm_before_residual": True}))
@@ -320,45 +245,6 @@ def test_norm_before_residual_changes_the_residual(tmp_path: Path) -> None:
         torch.testing.assert_close(
             output, residual + plain.down_proj(F.silu(gate) * up), atol=1e-5, rtol=1e-5
         )
-
-
-def test_rope_defaults_to_ten_thousand_and_takes_either_form() -> None:
-    assert Eagle3Config.from_dict(OFFICIAL).rope_parameters["rope_theta"] == 10000.0
-    old = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
-    parsed = Eagle3Config.from_dict(OFFICIAL | old).rope_parameters
-    assert parsed == {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
-    linear = Eagle3Head(Eagle3Config.from_dict(OFFICIAL | old), EMBEDDING, 20)
-    plain = Eagle3Head(Eagle3Config.from_dict(OFFICIAL | {"rope_theta": 5e5}), EMBEDDING, 20)
-    torch.testing.assert_close(linear.cos[18], plain.cos[9])
-
-
-@pytest.mark.parametrize(
-    ("ids", "num_layers", "expected"),
-    [
-        (None, 8, (2, 4, 5)),
-        (None, 32, (2, 16, 29)),
-        ([1, 2, 3], 4, (1, 2, 3)),
-        (None, 4, None),
-        ([1, 2, 4], 4, None),
-        ([2, 2, 3], 8, None),
-        ([1, 2], 8, None),
-    ],
-)
-def test_aux_layers_are_three_rising_layers_of_the_target(
-    ids: Any, num_layers: int, expected: Any
-) -> None:
-    raw = {k: v for k, v in OFFICIAL.items() if k != "eagle_config"}
-    config = Eagle3Config.from_dict(raw | {"eagle_aux_hidden_state_layer_ids": ids})
-    if expected:
-        assert config.resolve_aux_layers(num_layers) == expected
-    else:
-        with pytest.raises(ModelConfigError, match="head fuses layers"):
-            config.resolve_aux_layers(num_layers)
-
-
-def test_aux_layers_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ModelConfigError, match="make them the same"):
-        Eagle3Config.from_dict(OFFICIAL | {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]})
 
 
 def grown(kept: Tensors, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -1,0 +1,239 @@
+"""`export` writes each kind of drafter as the engine's own method, and refuses another one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from specctl.embedded import embedded_path
+from specctl.engines.engine import EngineDrafter, Method, Serving
+from specctl.engines.export import ENGINES, drafter_of, read_source
+from specctl.engines.llamacpp_flags import TYPES
+from specctl.engines.settings import TraceSettings
+from specctl.engines.sglang_flags import ALGORITHMS
+from specctl.engines.vllm_flags import VLLM
+from specctl.errors import EngineError, ModelError, UsageError
+from specctl.runtime.checkpoints import Kind
+from specctl.runtime.words import resolve_policy
+from tests.cli.command import USAGE, passes, specctl
+from tests.runtime.checkpoints import KINDS, SIXTEEN, arch, publish
+
+CHAIN = read_source("chain:num_draft_tokens=4").named
+BY_ENGINE = {
+    "eagle3": ("eagle3", "EAGLE3"),
+    "eagle": ("eagle", "EAGLE"),
+    "peagle": ("eagle3", None),
+    "medusa": ("medusa", None),
+    "mlp_speculator": ("mlp_speculator", None),
+    "dflash": ("dflash", "DFLASH"),
+    "dspark": ("dspark", "DSPARK"),
+    "mtp": ("mtp", "EAGLE"),
+    "draft_model": ("draft_model", "STANDALONE"),
+}
+"""vLLM's method, and SGLang's algorithm if it has one."""
+FOLDERS = {kind: name for name, (_, _, kind) in reversed(KINDS.items()) if "MTP" not in name}
+FOLDERS["mtp"] = "MTP of vLLM"
+
+
+def folder_of(kind: str, place: Path) -> Path:
+    config, stems, _ = KINDS[FOLDERS[kind]]
+    return publish(place, config, stems)
+
+
+def test_every_kind_has_a_method() -> None:
+    assert {*get_args(Method)} == {*Kind} == {*BY_ENGINE}
+    assert {kind for kind, (_, other) in BY_ENGINE.items() if other} == {*ALGORITHMS}
+
+
+@pytest.mark.parametrize("kind", BY_ENGINE)
+def test_engines_get_their_own_method(tmp_path: Path, kind: str) -> None:
+    method, algorithm = BY_ENGINE[kind]
+    found = drafter_of(CHAIN, str(folder_of(kind, tmp_path)), None)
+    assert found is not None
+    assert found.method == kind
+    serving = Serving(drafter=found, target="t.gguf")
+    export = VLLM.write(CHAIN.policy, serving)
+    config = json.loads(export.files["speculative-config.json"])
+    assert (config["method"], config["model"]) == (method, str(tmp_path))
+    assert config.get("parallel_drafting") == (True if kind == "peagle" else None)
+    assert VLLM.read(export.files) == CHAIN.policy
+    if algorithm is None:
+        with pytest.raises(EngineError, match=f"of kind {kind}, and SGLang drafts with eagle3, "):
+            ENGINES["sglang"].write(CHAIN.policy, serving)
+    else:
+        flags = ENGINES["sglang"].write(CHAIN.policy, serving).flags
+        assert flags[:2] == ("--speculative-algorithm", algorithm)
+    if kind != "draft_model":
+        with pytest.raises(EngineError, match=f"of kind {kind}, and transformers"):
+            ENGINES["transformers"].write(CHAIN.policy, serving)
+    if kind not in TYPES:
+        with pytest.raises(EngineError, match=f"of kind {kind}, and llama.cpp"):
+            ENGINES["llamacpp"].write(CHAIN.policy, serving)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("given", BY_ENGINE)
+@pytest.mark.parametrize("kind", ["eagle3", "eagle", "dflash", "peagle", "draft_model"])
+def test_a_method_that_contradicts_the_folder_is_refused(
+    tmp_path: Path, kind: str, given: Any, engine: str
+) -> None:
+    """For every engine: the method is settled before one writes."""
+    folder = folder_of(kind, tmp_path)
+    if given == kind:
+        found = drafter_of(CHAIN, str(folder), given)
+        assert found is not None
+        assert found.method == kind
+        return
+    if engine == "vllm":
+        with pytest.raises(UsageError, match=f"--method {given} contradicts .* {Kind(kind).words}"):
+            drafter_of(CHAIN, str(folder), given)
+    elif given in ("eagle3", "draft_model"):
+        words = ("export", "chain", "--to", engine, "--drafter", folder, "--method", given)
+        ended = specctl(*words)
+        assert (ended.code, ended.out) == (USAGE, "")
+        assert f"leave --method out, which writes {kind}" in ended.err
+        assert ended.err.count("\n") == 1
+
+
+def test_the_advice_of_a_contradiction_works(tmp_path: Path) -> None:
+    folder = folder_of("eagle", tmp_path)
+    assert specctl(
+        "export", "chain", "--to", "vllm", "--drafter", folder, "--method", "eagle3"
+    ).code
+    assert '"method": "eagle"' in passes("export", "chain", "--to", "vllm", "--drafter", folder).out
+
+
+@pytest.mark.parametrize("given", BY_ENGINE)
+def test_a_drafter_that_is_not_here_has_nothing_to_contradict(given: Any) -> None:
+    """Its kind is the given one, and without one it is asked for."""
+    assert drafter_of(CHAIN, "org/head", given) == EngineDrafter(model="org/head", method=given)
+    with pytest.raises(UsageError, match="give --method eagle3 or "):
+        drafter_of(CHAIN, "org/head", None)
+
+
+def test_a_model_with_mtp_layers_drafts_for_itself_or_another(tmp_path: Path) -> None:
+    name = str(publish(tmp_path, SIXTEEN | {"num_nextn_predict_layers": 1}, ()))
+    with pytest.raises(UsageError, match="give --method draft_model or mtp"):
+        drafter_of(CHAIN, name, None, "org/target")
+    for method, target in ((None, name), ("mtp", "org/target"), ("draft_model", "org/target")):
+        found = drafter_of(CHAIN, name, method, target)  # type: ignore[arg-type]
+        assert found is not None
+        assert found.method == (method or "mtp")
+    with pytest.raises(UsageError, match="contradicts"):
+        drafter_of(CHAIN, name, "eagle3", name)
+
+
+def test_a_folder_that_is_no_drafter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="BertForMaskedLM"):
+        drafter_of(CHAIN, str(publish(tmp_path, arch("BertForMaskedLM"), ())), None)
+    ended = specctl("export", "chain", "--to", "vllm", "--drafter", tmp_path)
+    assert ended.code == 5
+    assert ended.err.count("\n") == 1
+
+
+# --------------------------------------------------------------------------- blocks
+
+DSPARK = EngineDrafter(model="d", method="dspark", block_size=7)
+DFLASH = EngineDrafter(model="d", method="dflash", block_size=15)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "words", "outcome"),
+    [
+        (DFLASH, "chain:num_draft_tokens=15", ("1", "1", "16")),
+        (DFLASH, "chain:num_draft_tokens=5", "trained to draft 15 tokens a round, and not 5"),
+        (DSPARK, "chain:num_draft_tokens=7", ("1", "1", "8")),
+        (DSPARK, "chain:num_draft_tokens=5", "whole block of a DSpark drafter, 7 tokens"),
+        (DSPARK.model_copy(update={"block_size": None}), "chain", ("1", "1", "5")),
+        (DFLASH, "eagle2", "chains with DFLASH, no trees"),
+        (DFLASH, "schedule:from_batch=1/5:num_draft_tokens=5/2", "only with an EAGLE drafter"),
+    ],
+)
+def test_sglang_drafts_a_block_in_one_step(
+    drafter: EngineDrafter, words: str, outcome: str | tuple[str, ...]
+) -> None:
+    """`_handle_dflash` and `_handle_dspark` of SGLang 0.5.23 set one step and width 1, and refuse
+    another window than DSpark's block."""
+    policy, serving = resolve_policy(words).policy, Serving(drafter=drafter)
+    if isinstance(outcome, str) and "trained" not in outcome:
+        with pytest.raises(EngineError, match=outcome):
+            ENGINES["sglang"].write(policy, serving)
+        return
+    export = ENGINES["sglang"].write(policy, serving)
+    if isinstance(outcome, str):
+        assert outcome in export.notes[0]
+    else:
+        names = ("num-steps", "eagle-topk", "num-draft-tokens")
+        flags = [export.flags[export.flags.index(f"--speculative-{one}") + 1] for one in names]
+        assert (tuple(flags), export.notes) == (outcome, ())
+
+
+@pytest.mark.parametrize("method", ["dflash", "dspark", "medusa", "mlp_speculator", "peagle"])
+def test_rules_of_the_plugin_need_a_drafter_of_one_token_a_step(method: Any) -> None:
+    serving = Serving(drafter=EngineDrafter(model="d", method=method))
+    with pytest.raises(EngineError, match="export chain:num_draft_tokens=4 without --trace"):
+        VLLM.write(resolve_policy("confidence:window=4").policy, serving)
+    logging = Serving(drafter=serving.drafter, trace=TraceSettings(out="t", dense=True))
+    with pytest.raises(EngineError, match="drafts them together"):
+        VLLM.write(CHAIN.policy, logging)
+    assert VLLM.write(CHAIN.policy, serving).files
+
+
+def test_a_longer_chain_than_the_block_is_noted() -> None:
+    policy = resolve_policy("chain:num_draft_tokens=9").policy
+    assert "trained to draft 7 tokens" in VLLM.write(policy, Serving(drafter=DSPARK)).notes[0]
+
+
+# --------------------------------------------------------------------------- reading vLLM's file
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"draft_tensor_parallel_size": 1, "max_model_len": 4096},
+        {"revision": "main", "quantization": "fp8"},
+        {"disable_padded_drafter_batch": True, "attention_backend": "FLASH_ATTN"},
+        {"draft_load_config": {"load_format": "dummy"}},
+    ],
+)
+def test_keys_that_leave_the_policy_are_passed_over_by_name(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    path = tmp_path / "speculative-config.json"
+    path.write_text(
+        json.dumps({"method": "eagle3", "model": "h", "num_speculative_tokens": 3} | more)
+    )
+    shown = specctl("show", path)
+    assert "vLLM: chain:num_draft_tokens=3" in shown.out
+    assert all(name in shown.err for name in more)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"prompt_lookup_max": 4}, "prompt_lookup_max of vLLM changes what is drafted or accepted"),
+        ({"synthetic_acceptance_length": 2.0}, "synthetic_acceptance_length of vLLM"),
+        ({"enable_adaptive_verification": True}, "remove it"),
+        ({"no_such_key": 1}, "no_such_key"),
+    ],
+)
+def test_keys_that_change_it_are_refused_by_name(
+    tmp_path: Path, more: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "speculative-config.json"
+    path.write_text(
+        json.dumps({"method": "eagle3", "model": "h", "num_speculative_tokens": 3} | more)
+    )
+    ended = specctl("show", path)
+    assert ended.code == 8
+    assert words in ended.err
+
+
+def test_the_embedded_pair_is_told_apart() -> None:
+    for name, method in (("eagle3", "eagle3"), ("small", "draft_model")):
+        found = drafter_of(CHAIN, str(embedded_path(name)), None)
+        assert found is not None
+        assert found.method == method
