@@ -178,6 +178,13 @@ def write_whole(path: Path, content: bytes, what: str) -> None:
         replace_file(path, content)
 
 
+def check_folder(folder: Path, what: str) -> None:
+    """Rejects a folder that cannot be written or made, without making it."""
+    above = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    with output_errors(folder, what, ELSEWHERE):
+        _probe(above / folder.name)
+
+
 def _probe(path: Path) -> None:
     probe = beside(path)
     probe.touch(exist_ok=False)

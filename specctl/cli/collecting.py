@@ -78,6 +78,9 @@ def collect(
     from specctl.collect.workers import Work, collect_on_ray
 
     work = Work(settings, models, out, named)
+    before = work.finished(loaded, texts, part)
+    if before is not None and settings.dense_every is None:
+        return Answer(before.to_json(), [before.render()])
     if settings.is_spread:
         loaded = [prompt for prompt in loaded if part.holds(prompt.prompt_id)]
         with progress(FINISHED, len(loaded)):

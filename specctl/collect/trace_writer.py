@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from specctl.collect.config import TokenMode
 from specctl.collect.prompts import Prompt
-from specctl.durable import RESUME, file_sha256, make_folder, output_errors
+from specctl.durable import RESUME, check_folder, file_sha256, make_folder, output_errors
 from specctl.errors import InvariantError, OutputError, StoreError, TraceMismatchError
 from specctl.logs.trace_files import (
     FOLDERS,
@@ -118,13 +118,14 @@ def token_header(mode: TokenMode) -> dict[str, Any]:
 
 
 def check_place(place: Place, *, resume: bool) -> None:
-    """Checks that a trace set may be written at a place, without creating anything.
+    """Checks that a trace set may and can be written at a place, without making it.
 
     Args:
         resume: accept a place that holds traces.
 
     Raises:
-        OutputError: it holds other files, or traces without `resume`, or lies in another set.
+        OutputError: it cannot be written, holds other files, or traces without `resume`, or lies in
+            another set.
         TraceCorruptError: it holds segments and no header.
         StoreError: a bucket that cannot be reached.
     """
@@ -143,6 +144,7 @@ def check_place(place: Place, *, resume: bool) -> None:
         # A writer killed before its header was published leaves an empty set: `tmp/` alone.
         if HEADER_NAME not in names and names - FOLDERS:
             raise refuse(f"holds {min(names - FOLDERS)!r} and no {HEADER_NAME}")
+        check_folder(place.root, "trace folder")
     if resume and place.holds(HEADER_NAME):
         return
     if not place.keys(ROUNDS):

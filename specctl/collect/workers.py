@@ -28,17 +28,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specctl.collect.config import FINISHED, CollectConfig
+from specctl.collect.config import FINISHED, CollectConfig, Shard
 from specctl.collect.dense import collect_dense
-from specctl.collect.dense.collection import DenseSummary, answerable, plain_decoder
-from specctl.collect.live import Summary, collect_live
+from specctl.collect.dense.collection import (
+    DenseSummary,
+    answerable,
+    dense_facts,
+    plain_decoder,
+)
+from specctl.collect.live import LiveSummary, Summary, collect_live
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import Responses
-from specctl.collect.trace_writer import TraceWriter, finishing
+from specctl.collect.trace_writer import TraceWriter, finishing, make_header, token_header
 from specctl.errors import ClusterError, UsageError, one_line
 from specctl.formatting import count
-from specctl.logs.trace_files import HEADER_NAME, open_place
+from specctl.logs.trace_files import HEADER_NAME, RUN, check_equal, open_place, read_header
 from specctl.logs.trace_set import read_listing
+from specctl.policy import Policy
 from specctl.progress import advance
 from specctl.runtime.api import Decoder
 from specctl.runtime.config import DecodingConfig
@@ -89,6 +95,38 @@ class Work:
             return plain_decoder(pair, self.models.batch_size)
         check_policies([self.policy], pair.fingerprint)
         return Decoder(pair, self.policy.policy, batch_size=self.models.batch_size)
+
+    def finished(
+        self, prompts: Sequence[Prompt], responses: Responses | None, shard: Shard
+    ) -> Summary | None:
+        """The counts of a run whose prompts an earlier one has finished; None of another.
+
+        No model is loaded for it, and none to find that a set has other options.
+
+        Raises:
+            TraceMismatchError: the set there is of another run, as far as options tell.
+        """
+        place, settings = open_place(self.out), self.models.settings
+        if not place.holds(HEADER_NAME):
+            return None
+        stored, facts = read_header(place), token_header(self.settings.tokens)
+        if self.policy is None:
+            shape = self.settings.dense_shape()
+            policy, facts = Policy(shape=shape), facts | dense_facts(shape, responses)
+        else:
+            policy = self.policy.policy
+        facts |= {name: getattr(self.models, name) for name in ("target", "drafter")}
+        facts["max_new_tokens"] = settings.max_new_tokens
+        facts = {name: value for name, value in stored.collect.items() if name != "tokens"} | facts
+        digests = {f"{name}_digest" for name in ("target", "drafter", "tokenizer")}
+        digests = stored.model_dump(include=digests)
+        header = make_header(policy, settings.sampling, collect=facts, **digests)
+        check_equal(place, stored, header, RUN, "use the same options, or another folder")
+        listing = read_listing(self.out, verify=False)
+        kind = DenseSummary if self.policy is None else LiveSummary
+        with TraceWriter(place, listing, stored.policy) as writer:
+            summary, left = kind.begin(writer, prompts, shard)
+        return None if left else summary
 
     def collect(
         self,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from specctl import console
 from specctl.artifacts import Origin, save_artifact
 from specctl.cli import main
 from specctl.embedded import embedded_path
@@ -49,7 +50,8 @@ def specctl(*arguments: object) -> Outcome:
     """Runs `specctl ARGUMENTS` through the real entry point, piped."""
     out, err = io.StringIO(), io.StringIO()
     argv = ["specctl", *map(str, arguments)]
-    with patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
+    quiet = patch.object(console, "LINE_S", 3600.0)  # however slow the machine
+    with patch.object(sys, "argv", argv), quiet, redirect_stdout(out), redirect_stderr(err):
         try:
             main()
             code: Any = 0

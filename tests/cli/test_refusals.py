@@ -20,6 +20,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specctl.runtime import load
 from tests.artifacts.examples import sha
 from tests.cli.command import (
     ARTIFACT,
@@ -32,6 +33,7 @@ from tests.cli.command import (
     contents,
     copy_model,
     new_key,
+    passes,
     refuses,
     write_artifact,
     write_lines,
@@ -213,6 +215,7 @@ HEAVY: list[tuple[int, str, str]] = [
     (USAGE, "collect PROMPTS -o OUT --target ABSENT --shard 3/2", "--shard must be I/N"),
     (USAGE, "collect PROMPTS -o OUT --target ABSENT --tokens none", "--tokens"),
     (OUTPUT, "collect PROMPTS -o THESIS --target ABSENT", "thesis.tex"),
+    (OUTPUT, "collect PROMPTS -o /proc/x --target ABSENT", "/proc/x cannot be written: .*--out"),
     # The run that is resumed was another one.
     (INPUT, "collect PROMPTS -o TRACES --resume SMALL --policy chain", "policy"),
     (INPUT, "collect PROMPTS -o TRACES --resume SMALL --target RETRAINED", "target"),
@@ -325,6 +328,34 @@ def test_refusals_that_need_no_model_import_none(place: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("\n") == len(commands)
+
+
+@pytest.mark.parametrize(
+    ("more", "differs"),
+    [
+        (("--max-new-tokens", 9), "collect.max_new_tokens: it has 8, not 9"),
+        (("--policy", "chain"), "policy.shape"),
+        (("--temperature", 1), "sampling.temperature: it has 0.0, not 1.0"),
+        (("--drafter", "embedded:small"), "collect.drafter: it has 'embedded', not 'embedded:sma"),
+        (("--tokens", "drop"), "it has --tokens keep, not --tokens drop"),
+        (("--dense",), "policy.shape"),
+        ((), ""),
+    ],
+)
+def test_a_resumed_set_is_compared_before_models_load(
+    traces: Path,
+    prompts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: tuple[object, ...],
+    differs: str,
+) -> None:
+    """Also a run that has nothing left to do loads none."""
+    monkeypatch.setattr(load, "load_pair", None)
+    words = ("collect", prompts, "-o", traces, "--resume", *SMALL, *more)
+    if differs:
+        assert differs in refuses(INPUT, *words)
+    else:
+        assert "0 prompts committed" in passes(*words).out
 
 
 def test_a_word_hides_a_folder_and_says_so(

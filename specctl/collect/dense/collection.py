@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specctl.collect.config import WHOLE, Shard, TokenMode
 from specctl.collect.dense.trees import DenseDrafting
@@ -104,13 +104,8 @@ def collect_dense(
     drafting = DenseDrafting(pair, shape)
     if responses is not None:
         prompts = responses.answered(prompts, strict=strict)
-    support = {name: getattr(shape, name) for name in ("top_k", "depth", "nested")}
-    more = {
-        "dense": {**support, "width": shape.width or shape.top_k},
-        "responses_digest": None if responses is None else responses.digest,
-    }
-    policy = Policy(shape=shape)
-    header = header_of(pair, policy, settings, workload=workload, tokens=tokens, **more)
+    policy, facts = Policy(shape=shape), dense_facts(shape, responses)
+    header = header_of(pair, policy, settings, workload=workload, tokens=tokens, **facts)
     joins = resume or shard.count > 1
     with TraceWriter.open(out, header, resume=joins, own_prompts=own_prompts) as writer:
         summary, left = DenseSummary.begin(writer, prompts, shard)
@@ -124,6 +119,15 @@ def collect_dense(
             texts = (answered(pair.target, p, by_prompt[p.prompt_id], settings) for p in usable)
         _record(drafting, texts, writer, summary)
     return summary
+
+
+def dense_facts(shape: FullTree, responses: Responses | None) -> dict[str, Any]:
+    """The entries of `header.collect` that only dense sets have."""
+    support = {name: getattr(shape, name) for name in ("top_k", "depth", "nested")}
+    return {
+        "dense": {**support, "width": shape.width or shape.top_k},
+        "responses_digest": None if responses is None else responses.digest,
+    }
 
 
 class DensePrompt(NamedTuple):
