@@ -1,9 +1,11 @@
-"""`specctl show`: describes an artifact, traces or an exported file, by the content of a place."""
+"""`specctl show`: describes artifacts, traces, exports and results, by the content of a place."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from specctl.artifacts.card import Description, describe_artifact
 from specctl.artifacts.files import kind_of
 from specctl.console import Answer
 from specctl.errors import InputError, StoreError, TraceError
-from specctl.formatting import number, sampling
+from specctl.formatting import Table, number, sampling
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference
 from specctl.registry.opening import is_registry
@@ -49,6 +51,8 @@ def describe_named(what: str) -> Answer:
         return _traces(what)
     if (path / "config.json").is_file():
         return _artifact(str(path))
+    if (result := _result(path)) is not None:
+        return result
     if path.exists():
         return _exported(path)
     raise _unknown(what, "no folder" if named is None else "a name without its version")
@@ -65,6 +69,56 @@ def _bucket(what: str, place: str) -> Answer:
     raise _unknown(what, "a registry, or a name in one without its version")
 
 
+RESULTS = ("tune.json", "ladder.json", "results.json", "cost_model.json")
+"""Files of results, in the folders that verbs write."""
+
+
+def _result(path: Path) -> Answer | None:
+    """A result of `tune`, `ladder`, `run` or `profile`, or a named clock; None of another file."""
+    from specctl.replay.cost.files import clock_names, load_cost_model
+
+    file = next((path / name for name in RESULTS if (path / name).is_file()), path)
+    data: Any = {"cost_model_version": 1} if str(path) in clock_names() else None
+    with suppress(OSError, ValueError, RecursionError):
+        data = json.loads(file.read_bytes())
+    if isinstance(data, list) and data and all("tokens_per_s" in one for one in data):
+        from specctl.cli.running import comparison_table
+
+        return Answer(data, [comparison_table(data, str(file))])
+    facts = data if isinstance(data, dict) else {}
+    if "cost_model_version" in facts:
+        model = load_cost_model(file)
+        return Answer(model.model_dump(mode="json"), cost_in_words(model))
+    if facts.get("kind") == "tune":
+        from specctl.replay.facts import read_result
+        from specctl.replay.tune.verdict import TuneResult, result_table, tune_notes
+
+        tuned = read_result(file, TuneResult, "specctl tune")
+        return Answer(facts, [result_table(tuned), *tune_notes(tuned), tuned.sentence()])
+    if facts.get("kind") == "ladder":
+        from specctl.replay.facts import read_result
+        from specctl.replay.ladder.result import LadderResult, ladder_notes, ladder_table
+
+        rungs = read_result(file, LadderResult, "specctl ladder")
+        return Answer(facts, [ladder_table(rungs), *ladder_notes(rungs)])
+    return None
+
+
+def cost_in_words(model: Any) -> list[Any]:
+    """The parts of a cost model of any kind."""
+    from specctl.replay.cost.engine import EngineCost, render_engine
+    from specctl.replay.cost.model import TableCost
+
+    if isinstance(model, TableCost):
+        from specctl.replay.cost.profile import render
+
+        return render(model)
+    if isinstance(model, EngineCost):
+        return render_engine(model)
+    rates = [(name, f"{us:g}") for name, us in model if name.endswith("_us")]
+    return [Table(model.source, ("rate", "us"), rates)]
+
+
 def _exported(path: Path) -> Answer:
     """A file of `specctl export`, or a folder of them."""
     from specctl.engines.engine import label_of
@@ -72,7 +126,7 @@ def _exported(path: Path) -> Answer:
 
     found = read_exported(path)
     if not found:
-        other = "a file that `specctl export` does not write"
+        other = "a file of another kind"
         raise _unknown(str(path), kind_of(os.listdir(path)) if path.is_dir() else other)
     data = {engine.name: policy.model_dump(mode="json") for engine, policy in found}
     return Answer(data, [f"{engine.title}: {label_of(policy)}" for engine, policy in found])
@@ -81,7 +135,8 @@ def _exported(path: Path) -> Answer:
 def _unknown(what: str, found: str) -> InputError:
     return InputError(
         f"{what} is {found}, but must be the folder of an artifact (config.json) or of traces "
-        "(trace.json), what `specctl export` wrote, or PLACE/NAME@ALIAS of a registry",
+        "(trace.json), what export, tune, ladder, run or profile wrote, or PLACE/NAME@ALIAS of a "
+        "registry",
         hint="check the path; `specctl registry show NAME` has the versions of a name",
     )
 

@@ -62,7 +62,8 @@ def reason_of(error: Exception) -> str:
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
     """The hint for an unknown word: a similar known word, or `otherwise`."""
-    close = get_close_matches(word, list(known), n=1)
+    names = {name.lower(): name for name in known}
+    close = [names[name] for name in get_close_matches(word.lower(), names, n=1)]
     return f"did you mean {close[0]}?" if close else otherwise
 
 

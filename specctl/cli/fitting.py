@@ -179,17 +179,19 @@ def _certify(
     from specctl.runtime.load import pair_domain
     from specctl.runtime.words import resolve_policy
     from specctl.train.certify import fit_relaxed
+    from specctl.train.contract import check_enough
     from specctl.train.paired import judged_prompts
     from specctl.train.report import save_fit
 
     paired: PairedConfig = runs.build()
     paired.check()
+    settings = config.build(**defaults)
     loaded = judged_prompts(prompts, paired)
+    check_enough(sum(one.answer is not None for one in loaded), settings.contract)
     with progress("loading models", None):
         pair = paired.load_pair()
     loaded = paired.with_room(pair, loaded)
     base = resolve_policy(shape, pair.fingerprint, allow_lossy=True).policy  # its shape alone
-    settings = config.build(**defaults)
     place = out.with_name(f"{out.name}.runs")
     fit, digest = fit_relaxed(face, pair, base, loaded, settings, paired, place)
     domain = pair_domain(pair, batch_size=paired.batch_size)

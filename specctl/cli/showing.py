@@ -111,12 +111,13 @@ def show(
     what: Annotated[
         str,
         typer.Argument(
-            help="Folder of an artifact, of traces or of an export; traces also as s3://... and "
-            "@sha256:...; an artifact of a registry as PLACE/NAME@ALIAS."
+            help="Folder of an artifact, of traces, of an export or of results, or a file of "
+            "these; traces also as s3://... and @sha256:...; an artifact of a registry as "
+            "PLACE/NAME@ALIAS; a named clock."
         ),
     ],
 ) -> Answer:
-    """Print an artifact, traces or the policy of an export."""
+    """Print an artifact, traces, an export or a result."""
     from specctl.describe import describe_named
 
     return describe_named(what)

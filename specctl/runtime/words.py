@@ -206,7 +206,7 @@ def _given(
         return [_Given(part, record_of(piece))]
     word = re.split("[:+]", piece, maxsplit=1)[0]
     if is_first:
-        listed = "word of docs/policies.md (ar, chain, eagle2, ...)"
+        listed = "word of a policy (ar, chain, eagle2, ...)"
         unlike = "file or folder" if re.search(r"/|\.json$", word) else listed
         raise UsageError(
             f"policy {spec!r} is no {unlike}, no artifact's folder and no REGISTRY/NAME@ALIAS",

@@ -220,15 +220,13 @@ def _refused(place: str, error: Exception) -> StoreError:
 def _unclear(place: str, error: Exception, *, writes: bool) -> StoreError:
     """A failure that may pass, also of the metadata service that provides a role."""
     kind = UnknownOutcomeError if writes else TransientError
-    reason = _first_line(error)
     if _lacks_credentials(error):
         return kind(
-            f"{place}: no credentials in the environment, and none from the machine's role: "
-            f"{reason}",
+            f"{place}: no credentials in the environment, and none from the machine's role",
             hint=_CREDENTIALS,
         )
     return kind(
-        f"{place}: the store does not answer: {reason}",
+        f"{place}: the store does not answer: {_first_line(error)}",
         hint="check the network and AWS_ENDPOINT_URL, then try again",
     )
 

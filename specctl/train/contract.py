@@ -114,6 +114,22 @@ def max_certifiable(losses: Floats, confidence: float) -> float:
     return high
 
 
+def check_enough(num_checked: int, contract: Contract) -> None:
+    """Refuses prompts that are too few for a contract before any is decoded.
+
+    Raises:
+        EvidenceError: they could not certify it if none were lost.
+    """
+    least = zero_loss_prompts(contract.max_loss, contract.confidence)
+    if num_checked < least:
+        raise EvidenceError(
+            f"{num_checked} prompts with a checkable answer are too few to promise a mean loss of "
+            f"at most {contract.max_loss:g} at confidence {contract.confidence:g}: at least "
+            f"{least} can, if none is lost",
+            hint="give more prompts, or raise --max-loss",
+        )
+
+
 def zero_loss_prompts(max_loss: float, confidence: float) -> int:
     """Fewest prompts that certify a contract without any loss."""
     return _fewest(lambda size: binomial_cdf(0, size, max_loss) <= 1 - confidence, 1)

@@ -11,6 +11,7 @@ import pytest
 from specctl.replay.cost.files import save_cost_model
 from tests.cli.command import ARTIFACT, USAGE, passes, refuses, specctl
 from tests.replay.costs import table_model
+from tests.replay.logs import random_traces
 
 
 def replayed(folder: Path, *options: object) -> dict[str, Any]:
@@ -99,6 +100,20 @@ def test_a_served_batch_with_budgets_and_goodput(dense: Path, cost: Path, tmp_pa
     assert fixed["against"]["tokens_per_s"]["low"] > 1
     shown = " ".join(specctl("replay", dense, "-p", "ar", *load).out.split())
     assert "batch size 3, closed loop, 8 runs of 24 requests" in shown
+
+
+def test_show_prints_results_that_verbs_wrote(cost: Path, tmp_path: Path) -> None:
+    dense = tmp_path / "traces"
+    random_traces(dense, num_prompts=16, depth=3, top_k=2)
+    passes("ladder", dense, "-o", tmp_path / "l", "--cost-model", cost)
+    passes("tune", dense, "-o", tmp_path / "t", "--cost-model", cost)
+    results = [("l", "l/ladder.json"), ("t", "t/tune.json"), ("t/tune.json", "t/tune.json")]
+    for place, name in results:
+        shown = json.loads(passes("show", tmp_path / place, "--json").out)
+        assert shown == json.loads((tmp_path / name).read_text())
+    assert "verify_fixed_us" in passes("show", cost).out
+    assert "held-out prompts" in passes("show", tmp_path / "t").out
+    assert json.loads(passes("show", "h100-llama-3.1-8b-eagle", "--json").out)["kind"]
 
 
 def test_an_artifact_of_another_pair_and_a_lossy_policy(

@@ -149,7 +149,7 @@ def test_a_policy_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     check_words(["mine=eagle2:depth=3", "eagle2"])
     for words, says in (
         ("ar=chain", "ar is a policy; choose another name before ="),
-        ("best=medusa", "is no word of docs/policies.md"),
+        ("best=medusa", "is no word of a policy"),
         ("best=ar,best=chain", "each of them once"),
     ):
         with pytest.raises(UsageError, match=says):
@@ -159,7 +159,7 @@ def test_a_policy_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("medusa", "is no word of docs/policies.md (ar, chain, eagle2, ...)"),
+        ("medusa", "is no word of a policy (ar, chain, eagle2, ...)"),
         ("eagle2+survival", "specctl profile"),
         ("eagle2+marginal:tokens_per_s=5", "specctl profile"),
         ("eagle2+marginal", "needs tokens_per_s=VALUE"),
