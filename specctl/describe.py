@@ -106,8 +106,9 @@ def _result(path: Path) -> Answer | None:
 
 def cost_in_words(model: Any) -> list[Any]:
     """The parts of a cost model of any kind."""
-    from specctl.replay.cost.engine import EngineCost, render_engine
+    from specctl.replay.cost.engine import render_engine
     from specctl.replay.cost.model import TableCost
+    from specctl.replay.cost.rates import EngineCost
 
     if isinstance(model, TableCost):
         from specctl.replay.cost.profile import render

@@ -118,8 +118,8 @@ class Work:
         facts |= {name: getattr(self.models, name) for name in ("target", "drafter")}
         facts["max_new_tokens"] = settings.max_new_tokens
         facts = {name: value for name, value in stored.collect.items() if name != "tokens"} | facts
-        digests = {f"{name}_digest" for name in ("target", "drafter", "tokenizer")}
-        digests = stored.model_dump(include=digests)
+        names = {f"{name}_digest" for name in ("target", "drafter", "tokenizer")}
+        digests = stored.model_dump(include=names)
         header = make_header(policy, settings.sampling, collect=facts, **digests)
         check_equal(place, stored, header, RUN, "use the same options, or another folder")
         listing = read_listing(self.out, verify=False)
