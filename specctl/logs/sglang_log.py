@@ -31,7 +31,8 @@ from specctl.logs.server_log import (
 from specctl.logs.wrappers import Line, is_cut
 
 _RUNNING = re.compile(r"#running-req:\s*(\d{1,9})")
-_LENGTH = re.compile(rf"(?<!block )accept len:\s*{NUMBER}(?:,\s*accept rate:\s*{NUMBER})?,")
+_LENGTH = re.compile(rf"(?<!block )accept len:\s*{NUMBER},")
+_RATE = re.compile(rf"accept rate:\s*{NUMBER},")
 _SPEED = re.compile(rf"gen throughput \(token/s\):\s*{NUMBER}")
 _ARGUMENT = re.compile(
     r"\b(speculative_(?:algorithm|num_steps|num_draft_tokens|eagle_topk|adaptive))'?[:=] ?'?(\w+)"
@@ -77,7 +78,8 @@ class SglangLog:
     def _interval(self, line: Line) -> None:
         log, text = self.log, line.text
         log.num_plain += 1
-        running, length, speed = (p.search(text) for p in (_RUNNING, _LENGTH, _SPEED))
+        found = (p.search(text) for p in (_RUNNING, _LENGTH, _RATE, _SPEED))
+        running, length, rate, speed = found
         if running and speed and "accept" not in text:
             if is_cut(line):
                 log.leave_out(line.spot, CUT)
@@ -101,7 +103,7 @@ class SglangLog:
                 (max(mean - MEAN_ERROR, 1.0), mean + MEAN_ERROR),
                 max(int(running[1]), 1),
                 num_running=int(running[1]),
-                rate=float(length[2]) if length[2] else None,
+                rate=float(rate[1]) if rate else None,
                 tokens_per_s=float(speed[1]) if speed else None,
                 drafts=drafts,
                 num_draft_tokens=depth,

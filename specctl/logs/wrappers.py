@@ -70,6 +70,7 @@ _NAMES = (
 )
 _PROCESSES = (
     re.compile(r"\[pod/([^\]]+)\]"),  # kubectl logs --prefix
+    re.compile(r"^\[(\d{2,7})\] "),  # a process, or a port of llama.cpp's router
     re.compile(r"^([\w.\-]+) +\| "),  # docker compose
     re.compile(r"(?:^|\s)([\w.\-@]+\[\d+\]): "),  # syslog, journald
     re.compile(r"(?:^|[\s/])((?=[a-z])[a-z0-9]+(?:-[a-z0-9]+){2,})(?=[\s:|>\]])"),  # a pod

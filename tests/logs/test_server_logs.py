@@ -426,6 +426,10 @@ PLAIN = re.sub("accept len.*?, accept rate.*?, ", "", SGLANG)
         ),
         SGLANG.replace("cuda graph", "pre-allocated usage: 0.00, #prealloc-req: 0, cuda graph"),
         SGLANG.replace("cuda graph", "block accept len: 2.60, cuda graph"),
+        SGLANG.replace("accept rate", "valid draft len: 3.00, accept rate"),
+        SGLANG.replace(
+            "[2026-11-25 07:00:05 TP0]", "2026-09-27T00:15:25.500Z 5ylyr21v-rhkt6 INFO TP0]"
+        ),
     ],
 )
 def test_forms_of_sglang_s_line(line: str) -> None:
@@ -491,6 +495,15 @@ JUNE += "length =  2.92, acceptance rate per position = (0.805, 0.632, 0.483)"
 OLD = f"{BEFORE}draft acceptance rate = 0.64479 (  167 accepted /   259 generated)"
 
 
+BLOCK = [
+    f"{BEFORE}",
+    "prompt eval time =     900.22 ms /    30 tokens (   30.01 ms per token)",
+    EVAL,
+]
+BLOCK += ["      total time =   15224.00 ms /   222 tokens", OLD]
+"""As builds of May 2026 print it, the task on a line of its own."""
+
+
 def test_llama_cpp_s_forms() -> None:
     found = figures(JUNE)
     assert (found["num_rounds"], found["marginal_prob"]) == (87, [70 / 87, 55 / 87, 42 / 87])
@@ -501,8 +514,11 @@ def test_llama_cpp_s_forms() -> None:
     low, high = without["mean_acceptance_length_range"]
     assert low < 1 + 59 / 27 < high < low + 0.02
     assert "run the server with -lv 4" in without["why_no_sweep"]
-    old = figures(f"{EVAL}\n{OLD}")  # 86 or 87 rounds
-    assert old["mean_acceptance_length_range"] == [1 + 167 / 87, 1 + 167 / 86]
+    for block in (f"{EVAL}\n{OLD}", "\n".join(line.replace(BEFORE, "") for line in BLOCK)):
+        mean = figures(block)["mean_acceptance_length_range"]  # 86 or 87 rounds
+        assert mean == [1 + 167 / 87, 1 + 167 / 86]
+    two = [f"[{port}] {line.replace(BEFORE, '')}" for line in BLOCK for port in (53409, 53410)]
+    assert figures("\n".join(two))["num_requests"] == 2
 
 
 @pytest.mark.parametrize(
