@@ -40,9 +40,12 @@ def explain(figures: dict[str, Any], advice: Advice | None) -> dict[str, Any]:
     elif advice is None:
         worth = _break_even_words(figures, sweep)
     else:
-        best = [best_lengths(sweep, advice.clock, size) for size in advice.batch_sizes]
-        schedule = _schedule(sweep, advice)
-        worth = _best_words(best, schedule, len(sweep["chains"]), advice, sweep["if_chains"])
+        spread = figures.get("marginal_interval")
+        best = [best_lengths(sweep, advice.clock, size, spread) for size in advice.batch_sizes]
+        stretches = _stretches(sweep, advice)
+        if all(len(lengths) == 1 for _, lengths in stretches):
+            schedule = [(size, lengths[0]) for size, lengths in stretches]
+        worth = _best_words(best, stretches, sweep, advice)
     return {
         **figures,
         "clock": advice.source if advice and best else None,
@@ -57,12 +60,21 @@ def explain(figures: dict[str, Any], advice: Advice | None) -> dict[str, Any]:
     }
 
 
-def best_lengths(sweep: dict[str, Any], clock: ChainClock, batch_size: int) -> dict[str, Any]:
+def best_lengths(
+    sweep: dict[str, Any],
+    clock: ChainClock,
+    batch_size: int,
+    spread: Sequence[Sequence[float]] | None = None,
+) -> dict[str, Any]:
     """The lengths that may be fastest at a load, 0 for plain decoding; a single one if τ is exact.
+
+    Args:
+        spread: 95% intervals of the acceptance of each position, if known.
 
     Returns:
         `batch_size`; `num_draft_tokens`, a list; by length from 0 on `tokens_per_s_range`, of all
-        requests, and `over_plain_range`.
+        requests, and `over_plain_range`; `over_plain_interval` of a single best length, at the ends
+        of all positions' intervals together, which is wide; the clock's own error is not in it.
     """
     taus = [(1.0, 1.0), *(chain["mean_acceptance_length_range"] for chain in sweep["chains"])]
     rates = [
@@ -73,25 +85,28 @@ def best_lengths(sweep: dict[str, Any], clock: ChainClock, batch_size: int) -> d
     lengths = [length for length, (_, high) in enumerate(rates) if high >= surest]
     if sweep["is_exact"]:
         lengths = lengths[:1]  # the shortest of equals
+    interval = None
+    if spread and lengths != [0] and len(lengths) == 1:
+        [best] = lengths
+        ends = [1 + sum(position[end] for position in spread[:best]) for end in (0, 1)]
+        interval = [1e6 * tau / clock(batch_size, best, tau) / rates[0][0] for tau in ends]
     return {
         "batch_size": batch_size,
         "num_draft_tokens": lengths,
         "tokens_per_s_range": rates,
         "over_plain_range": [[end / rates[0][0] for end in rate] for rate in rates],
+        "over_plain_interval": interval,
     }
 
 
-def _schedule(sweep: dict[str, Any], advice: Advice) -> list[tuple[int, int]] | None:
-    """First load and best length of each stretch of loads; None where τ is a range."""
-    if not sweep["is_exact"]:
-        return None
+def _stretches(sweep: dict[str, Any], advice: Advice) -> list[tuple[int, list[int]]]:
+    """First load and best lengths of each stretch of loads."""
     least, most = min(advice.batch_sizes), max(advice.batch_sizes)
-    loads = range(least, most + 1) if most <= _MAX_LOADS else advice.batch_sizes
-    found: list[tuple[int, int]] = []
-    for size in loads:
-        [length] = best_lengths(sweep, advice.clock, size)["num_draft_tokens"]
-        if not found or found[-1][1] != length:
-            found.append((size, length))
+    found: list[tuple[int, list[int]]] = []
+    for size in range(least, most + 1) if most <= _MAX_LOADS else advice.batch_sizes:
+        lengths = best_lengths(sweep, advice.clock, size)["num_draft_tokens"]
+        if not found or found[-1][1] != lengths:
+            found.append((size, lengths))
     return found
 
 
@@ -102,6 +117,12 @@ def shown_range(found: Sequence[float], digits: str) -> str:
     """`2.10`, or `1.90 to 2.10` if the ends differ in these digits."""
     low, high = (f"{end:{digits}}" for end in found)
     return low if low == high else f"{low} to {high}"
+
+
+def gain_words(best: dict[str, Any]) -> str:
+    """The speed of the best lengths over plain decoding: `2.27`, or `1.91 to 2.23` of several."""
+    gains = [best["over_plain_range"][length] for length in best["num_draft_tokens"]]
+    return shown_range((min(low for low, _ in gains), max(high for _, high in gains)), ".2f")
 
 
 def mean_of(figures: dict[str, Any]) -> Sequence[float]:
@@ -167,33 +188,26 @@ def _movement_words(figures: dict[str, Any]) -> list[str]:
 
 def _best_words(
     best: Sequence[dict[str, Any]],
-    schedule: Sequence[tuple[int, int]] | None,
-    depth: int,
+    stretches: Sequence[tuple[int, list[int]]],
+    sweep: dict[str, Any],
     advice: Advice,
-    if_chains: str,
 ) -> str:
     """The best length by load, where to switch off, and the gains at the ends."""
-    loads = schedule or [(one["batch_size"], one["num_draft_tokens"]) for one in best]
-    parts: list[str] = []
-    for start, lengths in loads:
-        named = " or ".join(map(str, lengths)) if isinstance(lengths, list) else str(lengths)
-        named = {"0": "plain decoding (drafts off)"}.get(named, named)
-        parts.append(f"{named} {'from' if schedule else 'at'} {_requests(start)}")
+    depth, parts = len(sweep["chains"]), list[str]()
+    for start, lengths in stretches:
+        named = "plain decoding (drafts off)" if lengths == [0] else " or ".join(map(str, lengths))
+        parts.append(f"{named} from {_requests(start)}")
     line = f"Best draft length on {advice.source}: {listed(parts)}"
     ends = best[:1] if len(best) == 1 else [best[0], best[-1]]
-    gains = [
-        f"x {shown_range(one['over_plain_range'][one['num_draft_tokens'][-1]], '.2f')} at "
-        f"{_requests(one['batch_size'])}"
-        for one in ends
-    ]
+    gains = [f"x {gain_words(one)} at {_requests(one['batch_size'])}" for one in ends]
     line += f"; over plain decoding {listed(gains)}"
     if any(depth in one["num_draft_tokens"] for one in best):
         line += f"; more than {depth} were not measured"
-    if any(len(one["num_draft_tokens"]) > 1 for one in best):
+    if any(len(lengths) > 1 for _, lengths in stretches):
         line += "; where several are named, their ranges overlap"
     if advice.not_reached:
         line += f"; this clock was not measured at {listed(map(str, advice.not_reached))} requests"
-    return _if(if_chains, line + ".")
+    return _if(sweep["if_chains"], line + ".")
 
 
 def _requests(number: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specctl.formatting import Table, count, listed
-from specctl.logs.advice import mean_of, shown_range
+from specctl.logs.advice import gain_words, mean_of, shown_range
 from specctl.logs.importing import ENGINES, SINCE_START
 
 
@@ -83,13 +83,7 @@ def _acceptance(figures: dict[str, Any]) -> Table | str:
     basis = figures.get("interval_basis")
     return Table(
         "Acceptance by position",
-        (
-            "draft token",
-            "accepted",
-            "95% interval",
-            "of those reached",
-            "τ up to here",
-        ),
+        ("draft token", "accepted", "95% interval", "of those reached", "τ up to here"),
         rows,
         f"Intervals {basis}; τ {sweep['basis']}." if basis else f"τ {sweep['basis']}.",
     )
@@ -100,9 +94,8 @@ def _what_to_do(figures: dict[str, Any]) -> Table:
     for one in figures["best_lengths"]:
         lengths = one["num_draft_tokens"]
         best = "off" if lengths == [0] else " or ".join(map(str, lengths))
-        gain = (
-            "1.00" if lengths == [0] else shown_range(one["over_plain_range"][lengths[-1]], ".2f")
-        )
+        ends = one["over_plain_interval"]
+        gain = gain_words(one) + (f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "")
         speed = shown_range(one["tokens_per_s_range"][lengths[-1]], ",.0f")
         rows.append((str(one["batch_size"]), best, f"x {gain}", speed))
     return Table(

@@ -112,7 +112,7 @@ def test_lengths_whose_ranges_overlap_are_all_named() -> None:
     }
     found = explain(figures, Advice(lambda _, k, tau: 10 + k, (1,), "CLOCK"))
     assert found["best_lengths"][0]["num_draft_tokens"] == [1, 2, 3]
-    assert "1 or 2 or 3 at 1 request" in found["meaning"][1]
+    assert "1 or 2 or 3 from 1 request" in found["meaning"][1]
     assert "where several are named, their ranges overlap" in found["meaning"][1]
 
 
