@@ -103,8 +103,10 @@ class Entry:
         """A text that can be encoded. JSON can spell half a surrogate pair, which cannot."""
         if not isinstance(value, str):
             raise self.refuse(f"{name} must be a string, not {kind(value)}")
-        if any("\ud800" <= char <= "\udfff" for char in value):
-            raise self.refuse(f"{name} contains half a surrogate pair")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise self.refuse(f"{name} contains half a surrogate pair") from error
         return value
 
     def name(self, key: str) -> str:
@@ -247,7 +249,8 @@ def entries(start: Entry, *, format: str = "auto") -> Iterator[Entry]:
     if first is None:
         return
     name = Path(start.path).name.lower().removesuffix(".gz")
-    names, delimiter = _header(first[1])
+    begins = first[1].lstrip()[:1]
+    names, delimiter = ([], ",") if begins in ("{", "[") else _header(first[1])
     if format == "text" or (
         name.endswith(".txt") and not isinstance(_json_or_none(first[1]), dict)
     ):
@@ -260,7 +263,7 @@ def entries(start: Entry, *, format: str = "auto") -> Iterator[Entry]:
             yield entry if entry.fault else entry.holding(text.rstrip("\r\n"))
     elif names or name.endswith((".csv", ".tsv")):
         yield from _csv_rows(start, delimiter)
-    elif first[0].fault or first[1].lstrip()[0] in '{["':
+    elif first[0].fault or begins in ("{", "[", '"'):
         yield from _json_entries(start)
     else:
         problem = f"{shown(first[1].strip(), max_chars=40)!r} is neither JSON nor a table's header"
@@ -315,7 +318,8 @@ def _json_entries(start: Entry) -> Iterator[Entry]:
     value = _json_or_none(first[1])
     if not isinstance(value, dict | str) or (not more and _held(value) is not None):
         try:
-            values = list(_values(_whole(start)))
+            is_line = value is not None and not more
+            values = [value] if is_line else list(_values(_whole(start)))
         except (ValueError, RecursionError, PromptLineError) as error:
             if first[1].lstrip().startswith("["):
                 raise _no_json(start, error) from error

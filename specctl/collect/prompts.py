@@ -119,6 +119,9 @@ def load_prompts(
     check_choice("--format", format, FORMATS)
     if limit is not None and limit < 1:
         raise UsageError(f"--limit must be at least 1, not {limit}")
+    if "://" in str(source):
+        fix = "download it, and name the file"
+        raise PromptError(f"{source} is an address, and prompts are read from files", hint=fix)
     path = PROMPTS if source == EMBEDDED else Path(source)
     skipped, notes = Skipped(path, strict=strict), Counter[str]()
     prompts: list[Prompt] = []

@@ -441,6 +441,7 @@ def test_places_and_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for place, options, error, found in (
         (tmp_path / "absent.jsonl", {}, PromptError, "no such file"),
         (tmp_path, {}, PromptError, "is a folder"),
+        ("hf://datasets/a/b.jsonl", {}, PromptError, "is an address, and .*; download it"),
         (path, {"format": "jsonl"}, UsageError, "'jsonl'"),
         (path, {"limit": 0}, UsageError, "at least 1, not 0"),
     ):
