@@ -30,7 +30,11 @@ def grouped(log: ServerLog) -> dict[str, list[Interval]]:
     changed within the log."""
     changed = any(len(values) > 1 for values in log.settings.values())
     groups: dict[tuple[Any, ...], list[Interval]] = {}
+    has_positions = any(one.at_least for one in log.intervals)
     for one in log.intervals:
+        if has_positions and not one.at_least:
+            log.leave_out(one.spot, "has no acceptance by position, as other requests do")
+            continue
         run = one.process if changed else ""
         groups.setdefault((one.drafts, one.num_draft_tokens, run), []).append(one)
     names: dict[str, list[Interval]] = {}

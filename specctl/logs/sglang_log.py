@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from math import ceil, floor
 
 from specctl.errors import InputError
 from specctl.logs.server_log import (
+    CONTRADICTS,
     CUT,
     MEAN_ERROR,
     NUMBER,
@@ -95,21 +97,22 @@ class SglangLog:
             return
         drafts, depth = self._drafts(line)
         mean, process = float(length[1]), self._starts.name(line.process)
-        log.add(
-            Interval(
-                line.spot,
-                process,
-                line.time,
-                (max(mean - MEAN_ERROR, 1.0), mean + MEAN_ERROR),
-                max(int(running[1]), 1),
-                num_running=int(running[1]),
-                rate=float(rate[1]) if rate else None,
-                tokens_per_s=float(speed[1]) if speed else None,
-                drafts=drafts,
-                num_draft_tokens=depth,
-            ),
-            text,
+        interval = Interval(
+            line.spot,
+            process,
+            line.time,
+            (max(mean - MEAN_ERROR, 1.0), mean + MEAN_ERROR),
+            max(int(running[1]), 1),
+            num_running=int(running[1]),
+            rate=float(rate[1]) if rate else None,
+            tokens_per_s=float(speed[1]) if speed else None,
+            drafts=drafts,
+            num_draft_tokens=depth,
         )
+        if depth and rate and not any(depth in _fitting(interval, name) for name in RELEASES):
+            log.leave_out(line.spot, CONTRADICTS)
+            return
+        log.add(interval, text)
 
     def _drafts(self, line: Line) -> tuple[str, int | None]:
         """The kind of drafts and a chain's length, as the start of this process says."""
@@ -143,17 +146,23 @@ class SglangLog:
 def chain_lengths(intervals: Sequence[Interval]) -> dict[str, list[int]]:
     """Chain lengths that fit all means and rates, by release of SGLang; releases without one
     are left out."""
-    found = {name: set(range(1, _MAX_DEPTH)) for name in RELEASES}
     rated = [one for one in intervals if one.rate is not None]
-    for one in rated:
-        for name, depth_of in _DEPTHS.items():
-            rate = one.rate or 0.0
-            low = depth_of(one.mean[0], rate + MEAN_ERROR)
-            high = depth_of(one.mean[1], max(rate - MEAN_ERROR, 1e-9))
-            found[name] = {depth for depth in found[name] if low <= depth <= high}
-            if name != BEFORE_OCTOBER and _is_above_1(one):
-                found[name] = set()
-    return {name: sorted(depths) for name, depths in found.items() if depths} if rated else {}
+    if not rated:
+        return {}
+    found = {
+        name: set.intersection(*({*_fitting(one, name)} for one in rated)) for name in RELEASES
+    }
+    return {name: sorted(depths) for name, depths in found.items() if depths}
+
+
+def _fitting(one: Interval, release: str) -> range:
+    """Chain lengths that a mean and a rate leave in their digits."""
+    if release != BEFORE_OCTOBER and _is_above_1(one):
+        return range(0)
+    depth_of, rate = _DEPTHS[release], one.rate or 0.0
+    low = depth_of(one.mean[0], rate + MEAN_ERROR)
+    high = depth_of(one.mean[1], max(rate - MEAN_ERROR, 1e-9))
+    return range(max(ceil(low - 1e-9), 1), min(floor(high + 1e-9), _MAX_DEPTH) + 1)
 
 
 def stated_length(intervals: Sequence[Interval]) -> tuple[int | None, str]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specctl.errors import InputError
 from specctl.logs.acceptance_figures import chain_figures, mean_ranges
 from tests.logs.import_cases import (
     ROUNDS,
@@ -546,3 +547,43 @@ def test_a_task_s_number_comes_again_after_a_restart() -> None:
 
 def test_a_llama_cpp_log_without_drafts() -> None:
     assert "1 requests of llama.cpp, and none with `draft acceptance`" in refused(EVAL)
+
+
+# --------------------------------------------------------------------------- damage
+
+
+def read_figures(lines: list[str]) -> Any:
+    try:
+        found = imported("\n".join(lines))
+    except InputError:
+        return "refused"
+    names = ("num_rounds", "num_accepted_tokens", "marginal_prob", "mean_of_interval_means")
+    return found.get("models", [found.get(name) for name in names])
+
+
+@pytest.mark.parametrize(
+    ("lines", "place", "kept"),
+    [
+        (vllm_log(), 3, None),
+        (sglang_log(), 3, None),
+        (llamacpp_log(), 2, llamacpp_log()[:2]),
+        (llamacpp_log(), 3, llamacpp_log()[:2]),
+    ],
+    ids=["vllm", "sglang", "llamacpp", "llamacpp, positions"],
+)
+def test_a_damaged_line_never_becomes_a_figure(
+    lines: list[str], place: int, kept: list[str] | None
+) -> None:
+    """Cut anywhere, a letter lost, or a digit changed: it is read as it was, or left out. Nothing
+    beside SGLang's running requests, the weight of a mean, tells that they were changed."""
+    rest = kept or [*lines[:place], *lines[place + 1 :]]
+    right = [read_figures(lines), read_figures(rest)]
+    line = lines[place]
+    for at in range(0, len(line), 2):
+        digit = str((int(line[at]) + 3) % 10) if line[at].isdigit() else line[at]
+        changed = [line[:at], line[:at] + line[at + 1 :]]
+        changed += (
+            [] if line[:at].endswith("#running-req: ") else [line[:at] + digit + line[at + 1 :]]
+        )
+        for one in changed:
+            assert read_figures([*lines[:place], one, *lines[place + 1 :]]) in right, one
