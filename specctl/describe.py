@@ -12,11 +12,14 @@ from typing import Any
 from specctl.artifacts.card import Description, describe_artifact
 from specctl.artifacts.files import kind_of
 from specctl.console import Answer
-from specctl.errors import InputError, StoreError, TraceError
+from specctl.errors import InputError, ModelError, StoreError, TraceError
 from specctl.formatting import Table, number, sampling
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference
 from specctl.registry.opening import is_registry
+from specctl.runtime.checkpoints import kind_of as model_kind
+from specctl.runtime.gguf import is_gguf
+from specctl.runtime.identity import read_config
 from specctl.runtime.references import artifact_at
 from specctl.stores import is_store_url
 
@@ -49,6 +52,8 @@ def describe_named(what: str) -> Answer:
         return _bucket(what, place)
     if snapshot is not None or (path / "trace.json").is_file():
         return _traces(what)
+    if is_gguf(path) or _is_model(path / "config.json"):
+        return _model(path)
     if (path / "config.json").is_file():
         return _artifact(str(path))
     if (result := _result(path)) is not None:
@@ -118,6 +123,20 @@ def cost_in_words(model: Any) -> list[Any]:
         return render_engine(model)
     rates = [(name, f"{us:g}") for name, us in model if name.endswith("_us")]
     return [Table(model.source, ("rate", "us"), rates)]
+
+
+def _is_model(config: Path) -> bool:
+    with suppress(ModelError):  # an artifact's reader has the words for it
+        marks = {"architectures", "model_type", "speculators_model_type", "transformers_version"}
+        return config.is_file() and bool(marks & read_config(config).keys())
+    return False
+
+
+def _model(path: Path) -> Answer:
+    """A target or drafter, by its kind."""
+    kind = model_kind(path)
+    advice = f"`specctl doctor TARGET {path}` says how it is read"
+    return Answer({"path": str(path), "kind": kind}, [f"{path} is {kind.words}; {advice}"])
 
 
 def _exported(path: Path) -> Answer:

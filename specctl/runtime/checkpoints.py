@@ -228,9 +228,9 @@ def _found(names: tuple[str, ...]) -> Kind | None:
     if {"enorm", "hnorm"} <= last:
         return Kind.MTP if len(layers) <= 1 else None
     fused = [stem for stem in stems if re.fullmatch(r"([\w.]*\.)?fc", stem)]
-    if len(fused) != 1 or not layers:
+    before = fused[0].removesuffix("fc") if len(fused) == 1 else None
+    if before is None or not any(re.match(rf"{before}layers\.\d", stem) for stem in stems):
         return None
-    before = fused[0].removesuffix("fc")
     if "hidden_norm" not in last:  # layers for multi-token prediction end in a norm
         return None if f"{before}norm" in stems else Kind.EAGLE
     return Kind.DFLASH if f"{before}hidden_norm" in stems else Kind.EAGLE3

@@ -269,6 +269,8 @@ class HeadFacts:
         """The fused layers, by their inputs, in every way in which the list is read."""
         own = default_layers(num_layers)
         top, inner = self.flat.get(LIST), self.eagle.get(LIST)
+        for name in (one for one in self.flat if one != LIST and one.endswith("layer_ids")):
+            self._warn(f"{name}, which no engine reads for EAGLE-3", f"list them under {LIST}")
         for name, found in ((LIST, top), (f"eagle_config.{LIST}", inner)):
             if found is not None and not is_numbers(found):
                 raise self.refuse(f"has {name} {found!r}, no list of layer numbers")

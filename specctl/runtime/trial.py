@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Eagle3Drafter
@@ -41,7 +42,7 @@ class Outcome:
 
     hits: int  # positions at which the head's likeliest token is the target's
     num_positions: int
-    mean_logp: float  # of the target's tokens among the head's, where it can draft them
+    logp: Tensor  # of the target's tokens among the head's, where it can draft them
     most_common: int  # positions of the token that the target prefers most often
 
     @property
@@ -57,8 +58,8 @@ def tried(
     loaded: LoadedHead, readings: Sequence[Reading], target: CachedModel, tokenizer: Any
 ) -> list[Outcome]:
     """The outcome of each reading."""
-    room = min(target.context_tokens, target.window or target.context_tokens)
-    token_ids = tokenizer(TEXT, return_tensors="pt")["input_ids"][:, : min(NUM_POSITIONS + 1, room)]
+    room = min(target.context_tokens, target.window or target.context_tokens, NUM_POSITIONS + 1)
+    token_ids = tokenizer(TEXT, return_tensors="pt")["input_ids"][:, :room]
     token_ids, size = token_ids.to(target.device), token_ids.shape[1]
     layers = sorted({layer for one in readings for layer in one.config.aux_layers})
     target.capture(tuple(layers))
@@ -80,9 +81,8 @@ def tried(
         logp = head.logits(outputs).float().log_softmax(-1)
         hits = int((head.to_target_ids(logp.argmax(-1)) == wanted).sum())
         own = draft_ids[wanted]
-        known = logp[own >= 0].gather(1, own[own >= 0, None])
-        mean = float(known.mean()) if len(known) else 0.0
-        found.append(Outcome(hits, len(wanted), mean, int(wanted.bincount().max())))
+        known = logp[own >= 0].gather(1, own[own >= 0, None])[:, 0]
+        found.append(Outcome(hits, len(wanted), known, int(wanted.bincount().max())))
     head.config = loaded.readings[0].config
     return found
 
@@ -92,18 +92,19 @@ def better_reading(loaded: LoadedHead, target: CachedModel, tokenizer: Any, name
     predicts nothing. `notes` gets the outcome."""
     with torch.inference_mode():
         outcomes = tried(loaded, loaded.readings, target, tokenizer)
-    best = max(range(len(outcomes)), key=lambda index: outcomes[index].mean_logp)
-    if outcomes[best].is_useless:
-        best = 0
+    gain, clear = outcomes[-1].logp - outcomes[0].logp, ""
+    best = -1 if float(gain.sum()) > 0 and not outcomes[-1].is_useless else 0
+    if float(gain.mean().abs()) < 2 * float(gain.std()) / len(gain) ** 0.5:
+        clear = ", which the trial hardly tells apart"
     reading, outcome = loaded.readings[best], outcomes[best]
     loaded.notes.append(f"predicts {outcome} of its target in a trial")
     if len(outcomes) > 1:
         ways = [f"{one.words}: {of}" for one, of in zip(loaded.readings, outcomes, strict=True)]
         loaded.notes.append(f"read with {reading.words}; {'; '.join(ways)}")
         log.warning(
-            "EAGLE-3 head %s can be read in two ways, tried on its target: %s. Read with %s; write "
-            "%s into its config.json, and all engines read it so",
-            name, "; ".join(ways), reading.words, reading.fix,
+            "EAGLE-3 head %s can be read in two ways%s: %s. Read with %s; write %s into its "
+            "config.json, and all engines read it so",
+            name, clear, "; ".join(ways), reading.words, reading.fix,
         )  # fmt: skip
     if outcome.is_useless:
         log.warning(
