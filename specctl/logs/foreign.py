@@ -68,6 +68,10 @@ _LINES: dict[str, dict[str, str]] = {
         r"=+ Serving Benchmark Result|-+Speculative Decoding-+|Acceptance length: ": "is the "
         "output of a benchmark of requests",
     },
+    "scrape again, all of a page": {
+        r"# (?:HELP|TYPE) (?:ray_)?(?:vllm|sglang|llamacpp)[:_]": "has comments on metrics and no "
+        "sample",
+    },
     "import the log of llama-server": {
         r"n_drafted\s*=": "is the output of llama.cpp's example",
     },
@@ -78,7 +82,7 @@ _LINES: dict[str, dict[str, str]] = {
         r"(?:# (?:HELP|TYPE) )?(?:nv_|trtllm_)": "has metrics of Triton or TensorRT-LLM",
         r"\[TensorRT-LLM\]|\[TRT-LLM\]": "is a log of TensorRT-LLM",
         r"(?:# (?:HELP|TYPE) )?lmdeploy": "has metrics of LMDeploy",
-        r"# (?:HELP|TYPE) ": "has metrics of another program than vLLM, SGLang or llama.cpp",
+        r"# (?:HELP|TYPE) (?!(?:ray_)?(?:vllm|sglang|llamacpp)[:_])": "has metrics of another program than vLLM, SGLang or llama.cpp",
     },
 }
 """By the next step, beginnings of a line, and whose it is."""

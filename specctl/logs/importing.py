@@ -76,7 +76,7 @@ def _from_json(source: Source) -> Reading | None:
         InputError: JSON of another tool.
     """
     name, lines = source.name, [line for _, line in text_lines(source)]
-    documents = json_documents("\n".join(lines))
+    documents = json_documents("".join(lines))
     if not documents:
         return None
     document = documents[0] if len(documents) == 1 else documents

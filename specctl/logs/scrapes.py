@@ -152,6 +152,12 @@ def _parsed(spot: Spot, line: str) -> Iterator[Sample]:
         if _matters(_own_name(own["name"]) or ""):
             raise spot.refuse(f"{own['sample'].strip()[:60]} is no whole sample", "scrape again")
         return
+    # Positions add up to the accepted tokens, so that a cut there is found.
+    if not line.endswith("\n") and _matters(_own_name(own["name"]) or "") and "per_pos" not in line:
+        raise spot.refuse(
+            "this sample is the last and has no line end, so its number may be cut off",
+            "scrape again, all of a page",
+        )
     yield from _sample(
         spot, match["name"], dict(_PAIR.findall(match["labels"] or "")), match["value"]
     )
@@ -207,9 +213,15 @@ def json_scrapes(name: str, document: Any) -> list[Scrape] | None:
         rows = document
     else:
         return None
-    pairs = [(row["metric"], _values(row)) for row in rows] if isinstance(rows, list) else []
-    if not pairs:
+    if not rows:
         raise InputError(f"{name}: the query found no series", hint=_QUERY)
+    try:
+        pairs = [({**row["metric"]}, _values(row)) for row in rows]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InputError(
+            f"{name} is no whole answer of Prometheus' API: a series lacks its labels or numbers",
+            hint="query again",
+        ) from error
     if not any("__name__" in labels for labels, _ in pairs):
         raise InputError(
             f"{name}: its series have no name, so they are of an expression such as rate() or "
@@ -248,10 +260,16 @@ _QUERY = 'query the counters themselves: {__name__=~"vllm:spec_decode_.+"}'
 
 
 def _values(row: dict[str, Any]) -> list[str]:
-    """Values of a vector, a matrix, or an export, in order of time."""
-    if "value" in row:
-        return [str(row["value"][1])]
-    return [str(one[1] if isinstance(one, list) else one) for one in row.get("values", [])]
+    """Values of a vector, a matrix, or an export, in order of time.
+
+    Raises:
+        ValueError: one that is no number; KeyError, IndexError and TypeError without any.
+    """
+    pairs = [row["value"]] if "value" in row else row["values"]
+    values = [str(one[1] if isinstance(one, list) else one) for one in pairs]
+    if not values or any(math.isnan(float(value)) for value in values):
+        raise ValueError(row)
+    return values
 
 
 def json_documents(text: str) -> list[Any]:

@@ -173,7 +173,7 @@ class Spot:
 
 
 def text_lines(source: Source) -> Iterator[tuple[Spot, str]]:
-    """Lines with text, and their places; `lines read` progress.
+    """Lines with text, with their line ends, and their places; `lines read` progress.
 
     A byte that is no text becomes U+FFFD, which no figure of a server holds.
     """
@@ -187,5 +187,5 @@ def text_lines(source: Source) -> Iterator[tuple[Spot, str]]:
         for number, line in enumerate(text, start=1):
             advance("lines read")
             if line.strip():
-                yield Spot(source.name, number), line.rstrip("\n")
+                yield Spot(source.name, number), line
         text.detach()

@@ -136,7 +136,8 @@ def _records(source: Source) -> Iterator[tuple[Spot, str, dict[str, str]]]:
     """Texts that a server wrote in one piece, without colours, and their loggers' fields."""
     parts: dict[str, tuple[Spot, str]] = {}
     since_mark = _MAX_FOLDS
-    for spot, raw in text_lines(source):
+    for spot, line in text_lines(source):
+        raw = line.rstrip("\n")
         text, fields = raw, dict[str, str]()
         is_cri = " stderr " in raw or " stdout " in raw
         if is_cri and (cri := _CRI.search(raw, 0, _MAX_BEFORE)):

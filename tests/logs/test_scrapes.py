@@ -178,6 +178,13 @@ def test_counters_of_several_lengths_are_marked() -> None:
             '{"status":"error","error":"bad_data: parse"}',
             "Prometheus answers with an error: bad_data",
         ),
+        (api(scrape()).replace('"metric"', '"metrc"', 1), "no whole answer of Prometheus' API"),
+        (api(scrape()).replace('"10.0"', '"x"', 1), "no whole answer of Prometheus' API"),
+        (
+            scrape(*COUNTERS[:3], created=None)[:-3],
+            "line 5: this sample is the last and has no line",
+        ),
+        (scrape_sglang()[:100], "has comments on metrics and no sample; scrape again"),
         (api('node_load1{a="b"} 1\n'), "series of no engine that is read; query the counters"),
     ],
 )
