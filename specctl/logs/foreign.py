@@ -82,7 +82,8 @@ _LINES: dict[str, dict[str, str]] = {
         r"(?:# (?:HELP|TYPE) )?(?:nv_|trtllm_)": "has metrics of Triton or TensorRT-LLM",
         r"\[TensorRT-LLM\]|\[TRT-LLM\]": "is a log of TensorRT-LLM",
         r"(?:# (?:HELP|TYPE) )?lmdeploy": "has metrics of LMDeploy",
-        r"# (?:HELP|TYPE) (?!(?:ray_)?(?:vllm|sglang|llamacpp)[:_])": "has metrics of another program than vLLM, SGLang or llama.cpp",
+        r"# (?:HELP|TYPE) (?!(?:ray_)?(?:vllm|sglang|llamacpp)[:_])": "has metrics of another "
+        "program than vLLM, SGLang or llama.cpp",
     },
 }
 """By the next step, beginnings of a line, and whose it is."""
