@@ -21,7 +21,7 @@ from specctl.artifacts.manifest import (
     TWIN,
     FileEntry,
 )
-from specctl.durable import beside, open_unfollowed, sync_folder, write_new
+from specctl.durable import beside, check_folder, open_unfollowed, sync_folder, write_new
 from specctl.errors import ArtifactError, OutputError, reason_of, refusals_of
 
 MIB = 1 << 20
@@ -205,17 +205,31 @@ def check_is_artifact(folder: Path) -> None:
     raise ArtifactError("E_MISSING", "files", problem, hint=fix, artifact=str(folder))
 
 
+def check_publishable(folder: Path) -> None:
+    """Rejects a place where an artifact cannot be written, before the work on one.
+
+    Raises:
+        OutputError: it cannot be written, or holds something else.
+    """
+    _check_replaceable(folder)
+    check_folder(folder.absolute().parent, f"artifact {folder}: the folder")
+
+
+def _check_replaceable(folder: Path) -> None:
+    if os.path.lexists(folder) and not _is_replaceable(folder):
+        raise OutputError(
+            f"artifact {folder}: the place holds something else",
+            hint="choose another output folder; nothing was touched",
+        )
+
+
 def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable[[Path], T]) -> T:
     """Writes a temporary folder, calls `verify` on it, then renames it; returns `verify`'s result.
 
     Raises:
         OutputError: a place that cannot be written, or that holds something else.
     """
-    if os.path.lexists(folder) and not _is_replaceable(folder):
-        raise OutputError(
-            f"artifact {folder}: the place holds something else",
-            hint="choose another output folder; nothing was touched",
-        )
+    _check_replaceable(folder)
     staged = beside(folder)
     try:
         write_folder(staged, contents)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specctl.cli.app import app
+from specctl.cli.options import check_drafter
 from specctl.cli.verbs import Given, verb
 from specctl.collect.config import FINISHED, LIVE_POLICY, CollectConfig, Shard
 from specctl.console import Answer
@@ -54,6 +55,8 @@ def collect(
             hint="for the children of a drafted node give --children",
         )
     named = None if settings.dense else resolve_policy(settings.policy or LIVE_POLICY)
+    shape = settings.dense_shape() if named is None else named.policy.shape
+    check_drafter(models.drafter, [shape])
     part = Shard.parse(settings.shard)
     place = open_place(out)
     check_place(place, resume=settings.resume or part.count > 1)

@@ -177,7 +177,7 @@ def _certify(
         defaults: fields of the configuration, unless options set them.
     """
     from specctl.runtime.load import pair_domain
-    from specctl.runtime.words import resolve_policy
+    from specctl.runtime.words import check_words, resolve_policy
     from specctl.train.certify import fit_relaxed
     from specctl.train.contract import check_enough
     from specctl.train.paired import judged_prompts
@@ -185,6 +185,7 @@ def _certify(
 
     paired: PairedConfig = runs.build()
     paired.check()
+    check_words([shape])
     settings = config.build(**defaults)
     loaded = judged_prompts(prompts, paired)
     check_enough(sum(one.answer is not None for one in loaded), settings.contract)

@@ -116,7 +116,9 @@ def profile(
         from specctl.replay.cost.profile import profile as measure
         from specctl.replay.cost.profile import render, summary_json
         from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
+        from specctl.runtime.words import check_words
 
+        check_words(policy or ())
         with progress("loading models", None):
             pair = setup.load_pair()
         policies, bench = deciding_policies(policy or (), pair), Bench.of(pair, grid.rounds)

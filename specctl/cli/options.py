@@ -14,7 +14,10 @@ from specctl.errors import StoreError, UsageError, check_choice
 from specctl.records import option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from specctl.logs.trace_set import TraceSet
+    from specctl.policy import Shape
     from specctl.replay.tune.tuning import Tuning
 
 TracesArgument = Annotated[
@@ -25,7 +28,18 @@ DenseTracesArgument = Annotated[
     list[str],
     typer.Argument(help="One or more dense trace sets of one pair: FOLDER, s3://..., @sha256:..."),
 ]
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")]
+
+
+def _publishable(out: Path) -> Path:
+    from specctl.artifacts.files import check_publishable
+
+    check_publishable(out)
+    return out
+
+
+OutOption = Annotated[
+    Path, typer.Option("--out", "-o", help="Artifact folder to write.", callback=_publishable)
+]
 THREADS: int = option(
     2, "Threads that share the log; results do not depend on it", group="advanced", ge=1
 )
@@ -48,6 +62,14 @@ def preset_option(verb: str) -> Any:
 
     help = f"Settings of a paper, which other options override: {', '.join(known)}; default: none."
     return Annotated[str | None, typer.Option(help=help, is_eager=True, callback=take)]
+
+
+def check_drafter(drafter: str, shapes: Iterable[Shape]) -> None:
+    """Raises `UsageError` if a shape drafts and there is no drafter."""
+    from specctl.policy import RootOnly
+
+    if drafter == "none" and not all(isinstance(shape, RootOnly) for shape in shapes):
+        raise UsageError("the policy drafts, and there is no drafter; give --drafter")
 
 
 def refuse_together(**given: object) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specctl.cli.app import app
-from specctl.cli.options import refuse_together
+from specctl.cli.options import check_drafter, refuse_together
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError
@@ -102,6 +102,7 @@ def run(
     specs = compare or policy or "eagle2"
     named = resolve_policies(specs, allow_lossy=allow_lossy, offline=offline)
     config.check()
+    check_drafter(config.drafter, [one.policy.shape for one in named])
 
     from specctl.collect.dense import collect_dense
     from specctl.collect.live import recording
