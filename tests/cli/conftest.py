@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specctl.runtime import load
-from tests.cli.command import COST, copy_model, passes, write_artifact, write_lines
+from tests.cli.command import COST, copy_model, passes, specctl, write_artifact, write_lines
 from tests.replay.logs import random_traces
 from tests.train.cases import node_traces
 
@@ -68,7 +68,9 @@ def blind_traces(tmp_path_factory: pytest.TempPathFactory, prompts: Path) -> Pat
     tensors = load_file(head / "model.safetensors")
     tensors["lm_head.weight"] = -8 * tensors["lm_head.weight"]
     save_file(tensors, head / "model.safetensors", metadata={"format": "pt"})
-    passes("collect", prompts, "-o", folder / "traces", "--drafter", head, *SMALL)
+    found = specctl("collect", prompts, "-o", folder / "traces", "--drafter", head, *SMALL)
+    assert found.code == 0, found.err
+    assert "predicts 0 of 64 tokens" in found.err
     return folder / "traces"
 
 
