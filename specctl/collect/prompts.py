@@ -129,8 +129,9 @@ def load_prompts(
     holders: dict[str, tuple[int, Entry]] = {}
     with readable(path, f"name a prompt file, or {EMBEDDED!r}"):
         for entry in entries(Entry.first(path, hide_text=hide_text), format=format):
+            own = Counter[str]()
             try:
-                prompt = read_prompt(entry, notes)
+                prompt = read_prompt(entry, own)
                 mine = (len(prompts), replace(entry, row={}))
                 at, other = holder = holders.setdefault(prompt.prompt_id, mine)
                 if holder is not mine:
@@ -139,13 +140,14 @@ def load_prompts(
                         raise entry.refuse("an earlier one is the same prompt", earlier)
                     if strict:
                         raise entry.refuse(f"{earlier} has the id {prompt.prompt_id!r} too")
-                    notes[SHARED] += 1
+                    own[SHARED] += 1
                     prompts[at] = renamed(prompts[at], other)
                     prompt = renamed(prompt, entry)
             except PromptLineError as error:
                 skipped.add(error)
             else:
                 prompts.append(prompt)
+                notes.update(own)
     skipped.report(len(prompts), "has no prompt")
     if notes := +notes:
         words = "; ".join(f"{name}: {number}" for name, number in notes.items())
@@ -220,7 +222,7 @@ def read_prompt(entry: Entry, notes: Counter[str]) -> Prompt:
     """
     if entry.fault:
         raise entry.fault
-    row, is_request = entry.row, "body" in entry.row
+    row, is_request = entry.row, isinstance(entry.row.get("body"), dict)
     if row.get("image") or row.get("images"):
         raise entry.refuse("it comes with an image")
     asked, is_raw = _request(entry, notes) if is_request else (entry, _is_raw(entry))
@@ -265,8 +267,8 @@ def _messages(entry: Entry) -> list[Message]:
     key = next((key for key in TEXTS if key in row), None)
     if talk is None and key is None:
         raise entry.refuse("no key of a prompt", entry.keys(), hint=_way_on(row))
-    systems = [row[name] for name in ("system", "system_prompt") if isinstance(row.get(name), str)]
-    opening = [Message("system", "" if is_blank(text) else text) for text in systems]
+    systems = _strings(entry, "system", "system_prompt")
+    opening = [Message("system", text) for text in systems]
     if talk is not None:
         found = opening + _talk(entry, talk, row[talk])
         first = next((one.text for one in found if one.role == "user" and one.text), None)
@@ -278,10 +280,15 @@ def _messages(entry: Entry) -> list[Message]:
     assert key is not None
     if not isinstance(row[key], str):
         return opening + _talk(entry, key, row[key])
-    below = [row.get(name) for name in ("input", "context") if name != key and key != "text"]
-    parts = [entry.text(row[key], repr(key)), *(text for text in below if isinstance(text, str))]
-    text = "\n\n".join(part for part in parts if not is_blank(part))
-    return [*opening, Message("user", text)]
+    below = [name for name in ("input", "context") if name != key and key != "text"]
+    return [*opening, Message("user", "\n\n".join(_strings(entry, key, *below)))]
+
+
+def _strings(entry: Entry, *keys: str) -> list[str]:
+    """The texts under some keys, without blank ones."""
+    found = [(key, entry.row.get(key)) for key in keys]
+    texts = [entry.text(value, repr(key)) for key, value in found if isinstance(value, str)]
+    return [text for text in texts if not is_blank(text)]
 
 
 def _talk(entry: Entry, key: str, value: object) -> list[Message]:
@@ -330,8 +337,6 @@ def _content(entry: Entry, message: Mapping[str, Any]) -> str:
 def _request(entry: Entry, notes: Counter[str]) -> tuple[Entry, bool]:
     """The body of a request of a batch file, and whether its text is continued as it is."""
     body, url = entry.row["body"], str(entry.row.get("url") or "")
-    if not isinstance(body, dict):
-        raise entry.refuse(f"'body' must be an object, not {kind(body)}")
     is_raw = "messages" not in body and "prompt" in body
     if url and not url.endswith(("/completions", "/responses")):
         raise entry.refuse("a request that generates no text", url)
@@ -374,7 +379,7 @@ def _answer(entry: Entry) -> str | None:
     answer = entry.row.get("answer")
     if not isinstance(answer, str | int | float) or isinstance(answer, bool):
         return None
-    text = str(answer)
+    text = entry.text(str(answer), "'answer'")
     if "question" in entry.row or MARKER in text:
         return final_answer(text)
     return None if is_blank(text) else text
