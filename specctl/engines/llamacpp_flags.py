@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from specctl.engines.engine import (
-    BLOCKS,
     Engine,
     Export,
     GgufWeights,
@@ -54,6 +53,7 @@ TYPES: dict[Method, str] = {
     "eagle3": "draft-eagle3",
     "dflash": "draft-dflash",
     "dspark": "draft-dspark",
+    "mtp": "draft-mtp",
     "draft_model": "draft-simple",
 }
 """`--spec-type` by the kind of the drafter; without `draft-` before May 2026 (#22964)."""
@@ -64,7 +64,9 @@ class LlamaServer(Record):
 
     model: str | None = None  # path of the target's GGUF file, if it is known
     # None decodes plainly.
-    spec_type: Literal["draft-eagle3", "draft-simple", "draft-dflash", "draft-dspark"] | None = None
+    spec_type: (
+        Literal["draft-eagle3", "draft-simple", "draft-dflash", "draft-dspark", "draft-mtp"] | None
+    ) = None
     spec_draft_model: Annotated[str, Field(min_length=1)] | None = None  # path of a GGUF file
     spec_draft_n_max: Depth | None = None
     spec_draft_n_min: Length = 0
@@ -78,7 +80,9 @@ class LlamaServer(Record):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         most, rates = self.spec_draft_n_max or 0, self.spec_synth_rates
-        drafts = (self.spec_type, self.spec_draft_model, self.spec_draft_n_max)
+        drafts: list[str | int | None] = [self.spec_type, self.spec_draft_n_max]
+        if self.spec_type != "draft-mtp":  # which may be layers of the target
+            drafts.append(self.spec_draft_model)
         whole = len({one is None for one in drafts}) == 1
         require(whole, "spec_type, spec_draft_model and spec_draft_n_max go together")
         require(self.spec_draft_n_min <= most, f"spec_draft_n_min must not exceed {most}")
@@ -151,7 +155,7 @@ def write(policy: Policy, serving: Serving) -> Export:
         drafter = serving.drafter_for("llama.cpp", TYPES)
         model, is_head = drafter.model, drafter.method == "eagle3"
         if not model.endswith(GGUF):
-            if drafter.method in BLOCKS:
+            if drafter.method not in ("eagle3", "draft_model"):
                 raise EngineError(
                     f"the drafter {model} is of kind {drafter.method}, whose GGUF file is not "
                     "written here",
@@ -169,7 +173,7 @@ def write(policy: Policy, serving: Serving) -> Export:
         assert isinstance(shape, TopProbability), "another shape is lost"
         fields |= {
             "spec_type": TYPES[drafter.method],
-            "spec_draft_model": model,
+            "spec_draft_model": None if model == target else model,
             "spec_draft_n_max": shape.window,
             "spec_draft_n_min": shape.min_draft_tokens,
             "spec_draft_p_min": shape.threshold,

@@ -88,6 +88,7 @@ _FAMILIES = (
     {Kind.EAGLE, Kind.MTP},
 )
 """Kinds whose names of tensors may be the same."""
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 _TEXT = re.compile("CausalLM|LMHead|ConditionalGeneration")
 _COUNTS_OF_MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
@@ -123,12 +124,19 @@ def kind_of(place: Path) -> Kind:
             "weights that would tell",
             hint="download its weights too, or give its kind with --method",
         )
+    layers = {one[1] for one in map(_LAYER.search, names) if one}
+    if 0 < len(layers) < (stated_layers := raw.get("num_hidden_layers") or 0):
+        raise ModelConfigError(
+            f"{place} is no whole model: its config.json states {stated_layers} layers, and its "
+            f"weights have {len(layers)}, with tensors such as {names[0]}",
+            hint="download it again, or choose a drafter of a known kind",
+        )
     architectures = raw.get("architectures") or []
     if not architectures or any(_TEXT.search(one) for one in architectures):
         return Kind.SMALL
     raise ModelConfigError(
-        f"{place} is no model that generates text (...ForCausalLM), and no drafter of a known "
-        f"kind: {', '.join(architectures)}",
+        f"{place} is no drafter of a known kind, and generates no text (...ForCausalLM): "
+        f"{', '.join(architectures)}",
         hint="choose a decoder-only checkpoint, or a drafter of it",
     )
 

@@ -36,7 +36,7 @@ Shape = tuple[int, ...]
 _UNUSED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^verifier_(norm|lm_head)\.weight$")
 """Constants that old files carry, and parts of the target that speculators trains with."""
 _OTHERS = (
-    (r"(scale|scale_inv|scales|zeros|zero_point|qweight|_packed|absmax)$", "{quantised}"),
+    (r"(scale\w*|zeros|zero_point|qweight|_packed|absmax)$", "{quantised}"),
     (r"lora_[AB]\.", "LoRA adapters, which are not supported"),
     (r"(^|\.)parallel_draft_heads\.", "parallel draft heads, which are not supported"),
     (r"(^|\.)(fc_norm|aux_norm_\w+)\.", "a norm of each fused state, which is not supported"),
@@ -89,6 +89,7 @@ def load_eagle3(
     facts, file = HeadFacts(folder), _HeadFile.of(folder)
     facts.check_arithmetic(has_biases=any(name.endswith(".bias") for name in file.tensors))
     file.check_arithmetic(facts)
+    facts.check_target(target_config)
     vocabulary = file.vocabulary(facts)
     readings = facts.readings(
         num_fused=file.num_fused(facts),
@@ -97,16 +98,6 @@ def load_eagle3(
         context=target_config.max_position_embeddings,
     )
     config = readings[0].config
-    for name, ours in (
-        ("hidden_size", config.target_hidden_size),
-        ("vocab_size", config.vocab_size),
-    ):
-        if ours != (theirs := getattr(target_config, name)):
-            raise ModelConfigError(
-                f"the EAGLE-3 head was trained for a target of {name} {ours}, but this one "
-                f"has {theirs}",
-                hint="pair the head with its own target",
-            )
     state = file.state(config, target_lm_head)
     embedding = file.tensors.get("embed_tokens.weight", target_embedding).detach()
     file.check_shape("embed_tokens.weight", embedding, (config.vocab_size, config.hidden_size))
@@ -177,10 +168,12 @@ class _HeadFile:
             re.match(r"([\w.]*?)(fc\.weight$|midlayer\.|layers\.\d+\.)", one) for one in found
         ]
         prefix = min((place[1] for place in places if place), key=len, default="")
+        # `module.model.fc.weight` stands beside `module.lm_head.weight`.
+        wrappers = [prefix[: dot.end()] for dot in re.finditer(r"\.", prefix)][::-1]
         layers: dict[str, None] = {}
         tensors, own_names = dict[str, Tensor](), dict[str, str]()
         for own, tensor in found.items():
-            name = own.removeprefix(prefix)
+            name = own.removeprefix(next((one for one in wrappers if own.startswith(one)), ""))
             if layer := re.match(r"midlayer|layers\.\d+", name):
                 layers[layer[0]] = None
                 name = "layer" + name.removeprefix(layer[0]) if len(layers) == 1 else name
@@ -206,8 +199,14 @@ class _HeadFile:
 
     def num_fused(self, facts: HeadFacts) -> int:
         """Target states that `fc` takes."""
-        width = facts.flat.get("target_hidden_size") or facts.size("hidden_size")
-        columns = self._needed("fc.weight").shape[-1]
+        width = facts.target_width
+        if "fc.weight" not in self.tensors:
+            raise CheckpointKeyError(
+                f"EAGLE-3 head {self.folder} lacks fc.weight: a head that fuses no states of its "
+                "target is not supported",
+                hint="download the head again, if its config.json lists layers",
+            )
+        columns = self.tensors["fc.weight"].shape[-1]
         if columns % width:
             raise CheckpointShapeError(
                 f"EAGLE-3 tensor {self.own_names['fc.weight']} has {columns} columns, no multiple "
@@ -284,6 +283,13 @@ class _HeadFile:
             )
         for name, shape in shapes.items():
             self.check_shape(name, tensors[name], shape)
+            if tensors[name].dtype not in (torch.bfloat16, torch.float16, torch.float32):
+                kind = str(tensors[name].dtype).removeprefix("torch.")
+                raise ModelConfigError(
+                    f"EAGLE-3 head {self.folder} has {kind} weights, which are not supported: "
+                    f"{self._own(name)}",
+                    hint="use its bfloat16 weights",
+                )
         return {name: torch.cat([tensors[one] for one in part]) for name, part in parts.items()}
 
     def check_shape(self, name: str, tensor: Tensor, shape: Shape) -> None:
@@ -298,13 +304,6 @@ class _HeadFile:
         """A tensor's name as the file has it, or would have it."""
         layer = (self.layers or ("midlayer",))[0]
         return self.own_names.get(name, re.sub("^layer(?=\\.)", layer, name))
-
-    def _needed(self, name: str) -> Tensor:
-        if name not in self.tensors:
-            raise CheckpointKeyError(
-                f"EAGLE-3 head {self.folder} lacks {name}", hint="download the head again"
-            )
-        return self.tensors[name]
 
 
 def _load(path: Path) -> dict[str, Tensor]:

@@ -125,9 +125,6 @@ class HeadFacts:
         activation = self.flat.get("hidden_act") or "silu"
         if activation not in ("silu", "swish"):
             raise self.refuse(f"has hidden_act {activation}, and only silu is supported")
-        if self.flat.get("partial_rotary_factor") not in (None, 1):
-            factor = self.flat["partial_rotary_factor"]
-            raise self.refuse(f"rotates a part of each head alone (partial_rotary_factor {factor})")
         stated = [name for name in _BIASES if self.flat.get(name)]
         if stated and not has_biases:
             self._warn(
@@ -135,6 +132,23 @@ class HeadFacts:
                 "vLLM and SGLang would add some that nothing sets: make it false before you serve "
                 "the head",
             )
+
+    @property
+    def target_width(self) -> int:
+        """Width of one fused state."""
+        has_own = self.flat.get("target_hidden_size") is not None
+        return self.size("target_hidden_size" if has_own else "hidden_size")
+
+    def check_target(self, target: Any) -> None:
+        """Rejects a target of other sizes than the head's."""
+        ours = {"hidden_size": self.target_width, "vocab_size": self.size("vocab_size")}
+        for name, size in ours.items():
+            if size != (theirs := getattr(target, name)):
+                raise ModelConfigError(
+                    f"the EAGLE-3 head was trained for a target of {name} {size}, but this one "
+                    f"has {theirs}",
+                    hint="pair the head with its own target",
+                )
 
     def check_layers(self) -> None:
         """Names a number of layers in `config.json` that is not the file's one."""
@@ -177,7 +191,7 @@ class HeadFacts:
                 self.notes.append(f"{name} {value} assumed, as config.json states none")
         return {
             "hidden_size": hidden,
-            "target_hidden_size": flat.get("target_hidden_size") or hidden,
+            "target_hidden_size": self.target_width,
             "num_attention_heads": heads,
             "num_key_value_heads": flat.get("num_key_value_heads") or heads,
             "head_dim": flat.get("head_dim") or hidden // heads,
@@ -190,9 +204,12 @@ class HeadFacts:
 
     def _rope(self) -> dict[str, Any]:
         """The rotation in transformers' present form."""
-        given: dict[str, Any] = self.flat.get("rope_parameters") or {}
-        given = self._of_own_layer(given) or self.flat.get("rope_scaling") or {}
+        given = self.flat.get("rope_parameters") or self.flat.get("rope_scaling") or {}
+        given = self._of_own_layer(given)
         given = {name: value for name, value in given.items() if value is not None}
+        factor = given.pop("partial_rotary_factor", self.flat.get("partial_rotary_factor"))
+        if factor not in (None, 1):
+            raise self.refuse(f"rotates a part of each head alone (partial_rotary_factor {factor})")
         older = given.pop("type", "default")
         kind = given.setdefault("rope_type", older)
         if kind == "mrope":
@@ -200,12 +217,7 @@ class HeadFacts:
         for name in _ROPE_OF_IMAGES & given.keys():
             del given[name]
         if kind not in _ROPE:
-            raise self.refuse(
-                f"has rope_type {kind!r}, and only {', '.join(_ROPE)} are supported: the others "
-                "depend on the length of the text"
-            )
-        if given.get("partial_rotary_factor", 1) == 1:
-            given.pop("partial_rotary_factor", None)
+            raise self.refuse(f"has rope_type {kind!r}, and only {words(_ROPE)} are supported")
         needed, more = _ROPE[kind]
         if missing := needed - given.keys():
             raise self.refuse(f"has rope_type {kind!r} without {words(sorted(missing))}")

@@ -125,6 +125,11 @@ def load_pair(
 def _check_runs(folder: Path) -> Kind:
     """The kind of a drafter; `ModelConfigError` for one that only engines run."""
     kind = kind_of(folder)
+    if kind is Kind.EAGLE3 and is_gguf(folder):
+        raise ModelConfigError(
+            f"drafter {folder} is {kind.words} as GGUF, and only whole models load from such files",
+            hint="give the head's folder or hub id",
+        )
     if kind not in (Kind.EAGLE3, Kind.SMALL):
         raise ModelConfigError(
             f"drafter {folder} is {kind.words}, and only EAGLE-3 heads and whole small models run "
@@ -295,8 +300,10 @@ def _causal_lm(folder: Path, devices: Devices, dtype: torch.dtype) -> PreTrained
         )
     missing = sorted(loading["missing_keys"])
     if missing:  # transformers fills them with random numbers and only warns
+        other = sorted(loading["unexpected_keys"])
         raise CheckpointKeyError(
-            f"checkpoint {folder} lacks tensor {missing[0]} ({len(missing)} missing in all)",
+            f"checkpoint {folder} lacks tensor {missing[0]} ({len(missing)} missing in all)"
+            f"{f', and has {other[0]} instead' if other else ''}",
             hint="download or save the checkpoint again",
         )
     loaded: PreTrainedModel = model.eval() if placed else model.to(devices[0]).eval()

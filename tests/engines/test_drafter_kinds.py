@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -69,8 +70,10 @@ def test_engines_get_their_own_method(tmp_path: Path, kind: str) -> None:
     if kind != "draft_model":
         with pytest.raises(EngineError, match=f"of kind {kind}, and transformers"):
             ENGINES["transformers"].write(CHAIN.policy, serving)
-    if kind not in TYPES:
-        with pytest.raises(EngineError, match=f"of kind {kind}, and llama.cpp"):
+    if kind not in ("eagle3", "draft_model"):  # whose GGUF files are written here
+        with pytest.raises(
+            EngineError, match=f"of kind {kind}, (and llama.cpp|whose GGUF file is)"
+        ):
             ENGINES["llamacpp"].write(CHAIN.policy, serving)
 
 
@@ -169,6 +172,18 @@ def test_sglang_drafts_a_block_in_one_step(
         names = ("num-steps", "eagle-topk", "num-draft-tokens")
         flags = [export.flags[export.flags.index(f"--speculative-{one}") + 1] for one in names]
         assert (tuple(flags), export.notes) == (outcome, ())
+
+
+@pytest.mark.parametrize("method", TYPES)
+def test_llamacpp_drafts_from_gguf_files_of_each_kind(method: Any) -> None:
+    """The words are those of build 11549; layers for MTP may be the target's own."""
+    serving = Serving(drafter=EngineDrafter(model="d.gguf", method=method), target="t.gguf")
+    export = ENGINES["llamacpp"].write(CHAIN.policy, serving)
+    assert export.flags[:4] == ("--spec-type", TYPES[method], "--spec-draft-model", "d.gguf")
+    assert ENGINES["llamacpp"].read(export.files) == CHAIN.policy
+    if method == "mtp":
+        own = ENGINES["llamacpp"].write(CHAIN.policy, replace(serving, target="d.gguf"))
+        assert "--spec-draft-model" not in own.flags
 
 
 @pytest.mark.parametrize("method", ["dflash", "dspark", "medusa", "mlp_speculator", "peagle"])

@@ -26,6 +26,7 @@ NEXTN = ("model.layers.61.enorm", "model.layers.61.hnorm", "model.layers.61.eh_p
 MTP = ("mtp.fc", "mtp.norm", "mtp.pre_fc_norm_hidden", *(f"mtp.layers.0.{one}" for one in LAYER))
 LLAMA: Config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 SIXTEEN: Config = LLAMA | {"num_hidden_layers": 16}
+THREE: Config = LLAMA | {"num_hidden_layers": 3}
 
 
 def arch(name: str, **more: Any) -> Config:
@@ -113,9 +114,9 @@ KINDS: dict[str, tuple[Config, Iterable[str], str]] = {
     "MTP of Gemma 4": (arch("Gemma4AssistantForCausalLM"), (), "mtp"),
     "MTP of speculators": (speculators("mtp"), (), "mtp"),
     # whole models
-    "Llama": (SIXTEEN, MODEL, "draft_model"),
+    "Llama": (THREE, MODEL, "draft_model"),
     "Llama, weights not downloaded": (SIXTEEN, (), "draft_model"),
-    "a tied model": (SIXTEEN, [one for one in MODEL if one != "lm_head"], "draft_model"),
+    "a tied model": (THREE, [one for one in MODEL if one != "lm_head"], "draft_model"),
     "GPT-2": (
         arch("GPT2LMHeadModel", model_type="gpt2"),
         ("wte", "h.0.attn.c_attn"),
@@ -124,7 +125,7 @@ KINDS: dict[str, tuple[Config, Iterable[str], str]] = {
     "Qwen3.5 with MTP": (arch("Qwen3_5ForCausalLM"), (*MODEL[:-1], *MTP), "draft_model"),
     "DeepSeek-V3 with MTP": (arch("DeepseekV3ForCausalLM"), (*MODEL, *NEXTN), "draft_model"),
     "NVIDIA's Eagle, a model of images": (
-        arch("Eagle2_5_VLForConditionalGeneration", num_hidden_layers=28),
+        arch("Eagle2_5_VLForConditionalGeneration", num_hidden_layers=3),
         MODEL,
         "draft_model",
     ),

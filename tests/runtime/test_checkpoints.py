@@ -42,9 +42,11 @@ def test_kinds_are_told_apart(tmp_path: Path, name: str) -> None:
         ),
         (arch("DFlashDraftModel"), INDEXED, "DFlash block drafter by its config.json"),
         (LLAMA | {"num_hidden_layers": 1}, (), "EAGLE-1 heads and models of one layer"),
-        (arch("BertForMaskedLM"), MODEL, "no model that generates text.*BertForMaskedLM"),
-        (arch("CLIPModel"), (), "no drafter of a known kind: CLIPModel"),
+        (arch("BertForMaskedLM"), MODEL, "no drafter .*generates no text.*: BertForMaskedLM"),
+        (arch("CLIPModel"), (), "no drafter of a known kind, and .*: CLIPModel"),
         (speculators("hydra"), (), "'hydra' is not known"),
+        (SIXTEEN, (*MODEL, "hydra_head.0.linear"), "no whole model: .* 16 layers, .* have 3"),
+        (SIXTEEN, ("model.layers.0.mlp.up_proj",), "no whole model"),
     ],
 )
 def test_a_kind_that_is_not_known_is_refused(

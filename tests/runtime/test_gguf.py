@@ -126,7 +126,7 @@ def tokenizer(file: Path) -> dict[str, Any]:
 
 WRONG = {
     "mamba": ({}, "token_embd", r"architecture 'mamba', and GGUF models load of llama, qwen2"),
-    "eagle3": ({}, "fc", "architecture 'eagle3'"),
+    "eagle3": ({}, "fc", "is an EAGLE-3 head, no model of its own"),
     "llama": ({}, "rope_freqs", r"has rope_freqs.weight, which .* leaves out"),
     "llama experts": ({}, "blk.0.ffn_gate_exps", "has blk.0.ffn_gate_exps.weight"),
     "llama scaled": ({"llama.rope.scaling.type": "yarn"}, "output", "rotary scaling 'yarn'"),

@@ -29,6 +29,7 @@ from tests.runtime.heads import (
 
 Config = dict[str, Any]
 LIST = "eagle_aux_hidden_state_layer_ids"
+TOP = ("lm_head.weight", "d2t", "t2d")
 BARE = {k: v for k, v in OFFICIAL.items() if k != "eagle_config"}
 ROPE_KINDS = {
     "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
@@ -53,9 +54,8 @@ def renamed(rule: Callable[[str], str]) -> Tensors:
 
 
 def wrapped(prefix: str, layer: str = "layers.0.") -> Tensors:
-    top = ("lm_head.weight", "d2t", "t2d")
     return renamed(
-        lambda name: name if name in top else prefix + name.replace("midlayer.", layer, 1)
+        lambda name: name if name in TOP else prefix + name.replace("midlayer.", layer, 1)
     )
 
 
@@ -77,6 +77,7 @@ def nested(**more: Any) -> Config:
         (wrapped("eagle_module."), OFFICIAL),
         (wrapped("_orig_mod.", "midlayer."), OFFICIAL),
         (renamed(lambda name: f"module.{name}"), OFFICIAL),
+        (renamed(lambda n: f"module.{'' if n in TOP else 'model.'}{n}"), OFFICIAL),
         (wrapped("", "layers.32."), OFFICIAL),  # numbered behind the target's layers
         (wrapped(""), nested(eagle_aux_hidden_state_layer_ids=[2, 4, 5])),
         (make_tensors() | {"midlayer.self_attn.rotary_emb.inv_freq": torch.ones(8)}, OFFICIAL),
@@ -303,6 +304,18 @@ REFUSED: dict[str, tuple[Config, Tensors, str]] = {
         r"FP8 weights with scales \(quantization_config modelopt\).*: midlayer.mlp.up_proj.weight_",
     ),
     "block fp8": (OFFICIAL, plus("fc.weight_scale_inv"), "weights with scales"),
+    "NVFP4": (OFFICIAL, plus("midlayer.mlp.up_proj.weight_scale_2"), "weights with scales"),
+    "fp8 without scales": (
+        OFFICIAL,
+        {k: v.to(torch.float8_e4m3fn) if "up_proj" in k else v for k, v in make_tensors().items()},
+        "float8_e4m3fn weights.*: midlayer.mlp.up_proj.weight",
+    ),
+    "int8": (
+        OFFICIAL,
+        {k: v.to(torch.int8) if "up_proj" in k else v for k, v in make_tensors().items()},
+        "int8 weights",
+    ),
+    "no fc": (OFFICIAL, minus("fc.weight"), "lacks fc.weight: a head that fuses no states"),
     "AWQ": (
         OFFICIAL | {"quantization_config": {"quant_method": "awq"}},
         plus("midlayer.mlp.up_proj.qweight"),
