@@ -173,7 +173,10 @@ def import_files(
     for one, log in zip(readings, logs, strict=True):
         if one.nothing and not (has_drafts and log.plain and not log.left_out):
             raise one.nothing
-    return _explained(_of_logs(readings), advice or own_advice(logs, batch_sizes))
+    summary = _of_logs(readings)
+    if advice is None and (own := own_advice(logs, batch_sizes)):
+        return _explained(summary, own, only_longest=True)
+    return _explained(summary, advice)
 
 
 def _of_scrapes(scrapes: Sequence[Scrape]) -> dict[str, Any]:
@@ -202,8 +205,10 @@ def _of_logs(readings: Sequence[Reading]) -> dict[str, Any]:
     engine = logs[0].engine
     models: dict[str, dict[str, Any]] = {}
     for one, log in zip(readings, logs, strict=True):
-        for name, intervals in grouped(log).items():
-            label = ", ".join(filter(None, (one.name if len(logs) > 1 else "", name)))
+        groups = grouped(log)
+        for name, intervals in groups.items():
+            of_log = [one.name] if len(logs) > 1 else []
+            label = ", ".join([*of_log, *([name] if len(groups) > 1 or not of_log else [])])
             said = {"engine": engine, "source": one.name, "settings": log.settings}
             models[label] = {**said, **pooled(log, intervals)}
     summary: dict[str, Any] = {
@@ -250,12 +255,20 @@ def _compared(models: dict[str, dict[str, Any]]) -> list[str]:
     return [f"{line}, {verdict}: {after - before:+.2f}, 95% interval {low:+.2f} to {high:+.2f}."]
 
 
-def _explained(summary: dict[str, Any], advice: Advice | None) -> dict[str, Any]:
+def _explained(
+    summary: dict[str, Any], advice: Advice | None, *, only_longest: bool = False
+) -> dict[str, Any]:
+    """The summary with advice; only for the longest drafts where all logs are of one server."""
     models = summary.get("models")
     if models is None:
         return {**NOT_REPLAYED, **explain(summary, advice)}
+    sweeps = {name: own["fixed_length_sweep"] for name, own in models.items()}
+    lengths = {name: len(sweep["chains"]) if sweep else 0 for name, sweep in sweeps.items()}
+    asked = {name: not only_longest or of == max(lengths.values()) for name, of in lengths.items()}
     return {
         **NOT_REPLAYED,
         **summary,
-        "models": {name: explain(own, advice) for name, own in models.items()},
+        "models": {
+            name: explain(own, advice if asked[name] else None) for name, own in models.items()
+        },
     }

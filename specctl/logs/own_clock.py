@@ -76,6 +76,8 @@ def own_advice(logs: Sequence[ServerLog], batch_sizes: Sequence[int]) -> Advice 
         return np.stack([np.ones_like(k), varies * load, k, varies * load * k], -1)
 
     weights, _ = nnls(terms(running, length) / us[:, None], np.ones_like(us))
+    if not np.all(terms(np.array([least, most]), np.zeros(2)) @ weights > 0):
+        return None  # these lines tell nothing of plain decoding
     off = np.median(np.abs(terms(running, length) @ weights / us - 1))
 
     def clock(batch_size: int, k: int, emitted: float) -> float:
@@ -86,6 +88,9 @@ def own_advice(logs: Sequence[ServerLog], batch_sizes: Sequence[int]) -> Advice 
     loads = [size for size in batch_sizes if least <= size <= most]
     loads = loads or [round(float(np.median(running)))]
     plain = "" if lengths[0] == 0 else ", plain decoding by the line through the lengths"
-    source = f"the logs' own steps at {least:.0f} to {most:.0f} requests (rough: half of the lines "
-    source += f"are off by more than {off:.0%}{plain})"
+    span = f"{least:.0f} to {most:.0f} requests"
+    source = (
+        f"the logs' own steps, as of one server, at {span} (rough: half of the lines are off by "
+    )
+    source += f"more than {off:.0%}{plain})"
     return Advice(clock, loads, source, [size for size in batch_sizes if size not in loads])

@@ -60,7 +60,8 @@ def _read_words(summary: dict[str, Any], name: str, figures: dict[str, Any]) -> 
     amounts.append(figures["counted"] if figures.get("counted") == SINCE_START else "")
     span = f"{figures['from']} to {figures['to']}" if figures.get("from") else ""
     source = summary.get("source", "")
-    where = ", ".join(filter(None, (figures.get("source", source), name if name != source else "")))
+    source = figures.get("source", source)
+    where = name if name.startswith(source) else ", ".join(filter(None, (source, name)))
     return f"{where}: {', '.join(filter(None, said))}; {', '.join(filter(None, (*amounts, span)))}"
 
 

@@ -200,10 +200,10 @@ def test_logs_of_several_lengths_are_a_clock(lengths: tuple[int, ...]) -> None:
     """The same lengths as on the clock that made the logs."""
     logs = [Source(str(k), timed_vllm(k, LOADS).encode()) for k in lengths]
     found = import_files(logs, None, (1, 8, 32, 64))
-    own = found.get("models", {"4, 4 draft tokens": found})["4, 4 draft tokens"]
+    own = found.get("models", {"4": found})["4"]
     true = Advice(lambda size, k, tau: step_us(size, k) / size, (1, 8, 32), "truth")
     expected = explain(counted(70, 50, 30, 20), true)
-    assert "the logs' own steps at 1 to 32 requests (rough" in own["clock"]
+    assert "the logs' own steps, as of one server, at 1 to 32 requests (rough" in own["clock"]
     assert "this clock was not measured at 64 requests" in " ".join(own["meaning"])
     for one, other in zip(own["best_lengths"], expected["best_lengths"], strict=True):
         assert one["num_draft_tokens"] == other["num_draft_tokens"]
