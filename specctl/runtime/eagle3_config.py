@@ -341,8 +341,8 @@ class HeadFacts:
 
 
 def _list_for_all(inputs: Layers) -> str:
-    outputs = [one - 1 for one in inputs]
-    return f'"{LIST}": {list(inputs)} at the top, for vLLM, and {outputs} under eagle_config'
+    top, inner = list(inputs), [one - 1 for one in inputs]
+    return f'"{LIST}": {top} at the top, for vLLM, and {inner} under eagle_config, for SGLang'
 
 
 def is_numbers(found: Any) -> bool:

@@ -103,7 +103,7 @@ def better_reading(loaded: LoadedHead, target: CachedModel, tokenizer: Any, name
         loaded.notes.append(f"read with {reading.words}; {'; '.join(ways)}")
         log.warning(
             "EAGLE-3 head %s can be read in two ways%s: %s. Read with %s; write %s into its "
-            "config.json, and all engines read it so",
+            "config.json, which settles it",
             name, clear, "; ".join(ways), reading.words, reading.fix,
         )  # fmt: skip
     if outcome.is_useless:

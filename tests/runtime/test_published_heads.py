@@ -455,7 +455,7 @@ def test_keys_that_all_engines_read_alike_are_read_in_one_way(tmp_path: Path) ->
     loaded = load(tmp_path / "head", flat(inner=[1, 3, 4]), make_tensors())
     assert (
         loaded.readings[0].fix
-        == f'"{LIST}": [2, 4, 5] at the top, for vLLM, and [1, 3, 4] under eagle_config'
+        == f'"{LIST}": [2, 4, 5] at the top, for vLLM, and [1, 3, 4] under eagle_config, for SGLang'
     )
     absent = {k: v for k, v in SPECULATORS.items() if k != "norm_before_residual"}
     [first, second] = load(tmp_path / "other", absent, make_tensors()).readings
