@@ -39,11 +39,34 @@ def grouped(log: ServerLog) -> dict[str, list[Interval]]:
         groups.setdefault((one.drafts, one.num_draft_tokens, run), []).append(one)
     names: dict[str, list[Interval]] = {}
     for (drafts, length, run), own in groups.items():
-        what = f"{length} draft tokens" if length else {"chain": "", "": ""}.get(drafts, drafts)
-        names[", ".join(filter(None, (what, run)))] = own
+        is_told = bool(own[0].at_least or length or drafts)
+        for part in [own] if is_told else _of_one_length(own):
+            found = length if is_told else stated_length(part)[0]
+            what = f"{found} draft tokens" if found else drafts.removeprefix("chain")
+            name = ", ".join(filter(None, (what, run)))
+            if name in names:
+                name = f"{name or 'draft length not told'}, {part[0].process}"
+            names[name] = part
     if len(names) > 1 and "" in names:
         names["draft length not told"] = names.pop("")
     return names
+
+
+def _of_one_length(intervals: Sequence[Interval]) -> list[list[Interval]]:
+    """Processes apart whose means and rates no draft length fits together."""
+    runs: dict[str, list[Interval]] = {}
+    for one in intervals:
+        runs.setdefault(one.process, []).append(one)
+    parts: list[list[Interval]] = []
+    for own in runs.values():
+        is_rated = any(one.rate is not None for one in own)
+        for part in parts:
+            if not is_rated or chain_lengths([*part, *own]):
+                part += own
+                break
+        else:
+            parts.append(own)
+    return [sorted(part, key=lambda one: one.spot.number) for part in parts]
 
 
 def pooled(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any]:

@@ -475,6 +475,20 @@ def test_sglang_s_ranks_engines_and_restarts() -> None:
     assert [*other["models"]] == ["3 draft tokens", "5 draft tokens"]
 
 
+def test_engines_of_other_lengths_without_their_starts() -> None:
+    """Three draft tokens and five: no length fits both; alike ones are pooled."""
+    by_pid = {1: (2.5, 0.5), 2: (2.5, 0.3), 3: (2.2, 0.4)}
+    lines = [
+        f"(SGLangEngine pid={pid}) {sglang_line(4, length + off, rate + off / n, second=second)}"
+        for second, off in enumerate((0.0, 0.1, 0.21))
+        for n, (pid, (length, rate)) in zip((3, 5, 3), by_pid.items(), strict=True)
+    ]
+    found = imported("\n".join(lines))["models"]
+    assert {name: own["num_intervals"] for name, own in found.items()} == {
+        "3 draft tokens": 6, "5 draft tokens": 3,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
