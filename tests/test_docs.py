@@ -176,17 +176,20 @@ TABLE = ["| option | default | meaning |", "|---|---|---|"]
 def option_tables() -> str:
     """A row that several verbs share stands once, in the first table, and they name its option.
 
-    An option that means several things stands there as most verbs have it.
+    An option that means several things stands with each verb, unless most verbs agree.
     """
     # By name: verbs are registered when their module is imported, in any order.
     rows = {
         verb: [option_row(param) for param in command.params if param.name != "help"]
         for verb, command in sorted(verbs(), key=lambda found: found[0])
     }
-    shared: dict[str, str] = {}
-    for row, count in Counter(chain.from_iterable(rows.values())).most_common():
-        if count > 1 and row.startswith("| `--"):
-            shared.setdefault(row.split(" | ")[0], row)
+    counts = Counter(chain.from_iterable(rows.values()))
+    named = Counter(row.split(" | ")[0] for row in chain.from_iterable(rows.values()))
+    shared = {
+        name: row
+        for row, count in counts.items()
+        if count > 1 and row.startswith("| `--") and 2 * count > named[name := row.split(" | ")[0]]
+    }
     lines = ["### Options of several verbs", "", *TABLE, *sorted(shared.values()), ""]
     for verb, own in rows.items():
         elsewhere = [name[2:].split(",")[0] for name, row in shared.items() if row in own]

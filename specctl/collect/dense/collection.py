@@ -56,13 +56,13 @@ class DenseSummary(Summary):
     seconds: float = 0.0  # wall time of drafting and writing, without generation
 
     def render(self) -> str:
-        rate = self.num_trees / self.seconds if self.seconds else 0.0
         figures = (
             f"{self.num_trees} trees of {self.num_nodes} nodes along {self.num_tokens} tokens, "
-            f"{rate:.0f} trees/s"
+            f"{self.num_trees / (self.seconds or 1.0):.0f} trees/s"
         )
         shortened = f"cut to the limit of new tokens: {count(self.num_shortened, 'response')}"
-        return self.words(figures, shortened if self.num_shortened else "")
+        losses = shortened if self.num_shortened else ""
+        return self.words(figures if self.num_trees else "", losses)
 
 
 def collect_dense(
