@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from specctl.artifacts.manifest import TENSORS
 from specctl.artifacts.tensors import MAX_MAGNITUDE, SMALLEST_NORMAL
 from specctl.errors import ArtifactError, InvariantError
 from specctl.features import SUFFIX_TOKENS
+from specctl.lazy import Tensor, torch
 from specctl.policy import (
     EntropyBins,
     FfnScorer,

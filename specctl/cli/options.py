@@ -103,8 +103,8 @@ def run_and_publish(tuning: Tuning, opened: TraceSet, out: Path | None, fits: An
         fits: outcomes of the fits whose policies are searched.
     """
     from specctl.logs.trace_set import domain_of
-    from specctl.replay.tune.tuning import POLICY_FOLDER, publish
-    from specctl.replay.tune.verdict import result_table, tune_notes
+    from specctl.replay.tune.tuning import publish
+    from specctl.replay.tune.verdict import POLICY_FOLDER, result_table, tune_notes
 
     found = tuning.run()
     result = found.result.model_copy(update={"fits": fits})

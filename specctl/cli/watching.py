@@ -167,7 +167,7 @@ def recalibrate(
     from specctl.durable import prepare_folder, write_whole
     from specctl.records import json_bytes
     from specctl.registry.names import parse_new_alias
-    from specctl.replay.tune.tuning import POLICY_FOLDER
+    from specctl.replay.tune.verdict import POLICY_FOLDER
     from specctl.runtime.words import resolve_policy
     from specctl.watch import recalibrate as room
 

@@ -129,8 +129,7 @@ def read_source(text: str) -> Source:
         named = resolve_policy(text, allow_lossy=True)
         return Source(named, "+".join(map(_absolute, pieces(text))), *_tuned(named))
     from specctl.replay.facts import read_result
-    from specctl.replay.tune.tuning import POLICY_FOLDER
-    from specctl.replay.tune.verdict import TuneResult
+    from specctl.replay.tune.verdict import POLICY_FOLDER, TuneResult
 
     result = read_result(Path(text), TuneResult, "specctl tune")
     standing = result.standing(result.chosen)

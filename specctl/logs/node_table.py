@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import torch
 
+from specctl.lazy import torch
 from specctl.logs.positions import Bools, Ints, Longs, Singles, join_rows
 from specctl.logs.row_checks import RowError, broken_rows
 from specctl.logs.tree_log import ENTROPIES, DenseLog, LogChunk, map_chunks

@@ -54,6 +54,8 @@ from specctl.replay.tune.evaluators import FIGURES, Evaluator, LogEvaluator, mak
 from specctl.replay.tune.search import TuneSearch
 from specctl.replay.tune.verdict import (
     COLUMNS,
+    POLICY_FOLDER,
+    RESULT_NAME,
     FitOutcome,
     Standing,
     TunedLoad,
@@ -256,8 +258,6 @@ def prepare(
 
 
 # ----------------------------------------------------------------------------------- publishing
-
-RESULT_NAME, POLICY_FOLDER = "tune.json", "policy"
 
 
 def publish(

@@ -13,6 +13,9 @@ from specctl.replay.ladder.result import SideSizes
 from specctl.replay.tune.evaluators import Objective
 from specctl.stats import Interval, Number, intervals_over
 
+RESULT_NAME, POLICY_FOLDER = "tune.json", "policy"
+"""In the folder that a search writes."""
+
 
 class TunedLoad(ResultRecord):
     """Requests decoded together at most, and requests per second; None for a closed loop."""
