@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -134,7 +135,8 @@ def _check_runs(folder: Path) -> Kind:
         raise ModelConfigError(
             f"drafter {folder} is {kind.words}, and only EAGLE-3 heads and whole small models run "
             "here",
-            hint=f"serve it: `specctl export chain:num_draft_tokens=3 --to vllm --drafter {folder}`"
+            hint=f"serve it: `specctl export chain:num_draft_tokens=3 --to vllm --drafter "
+            f"{shlex.quote(str(folder))}`"
             " writes the flags, and `specctl import` reads that server's log",
         )
     return kind

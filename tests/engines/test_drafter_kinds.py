@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import patch
 
 import pytest
 
@@ -18,6 +21,7 @@ from specctl.engines.sglang_flags import ALGORITHMS
 from specctl.engines.vllm_flags import VLLM
 from specctl.errors import EngineError, ModelError, UsageError
 from specctl.runtime.checkpoints import Kind
+from specctl.runtime.load import load_pair
 from specctl.runtime.words import resolve_policy
 from tests.cli.command import USAGE, passes, specctl
 from tests.runtime.checkpoints import KINDS, SIXTEEN, arch, publish
@@ -252,3 +256,24 @@ def test_the_embedded_pair_is_told_apart() -> None:
         found = drafter_of(CHAIN, str(embedded_path(name)), None)
         assert found is not None
         assert found.method == method
+
+
+# --------------------------------------------------------------------------- what runs here
+
+
+@pytest.mark.parametrize("kind", [one for one in BY_ENGINE if one not in ("eagle3", "draft_model")])
+def test_a_drafter_that_only_engines_run_is_named_and_the_advice_works(
+    tmp_path: Path, kind: str
+) -> None:
+    """Before a model is loaded; as a target too."""
+    folder = folder_of(kind, tmp_path)
+    with (
+        patch("specctl.runtime.load.load_target", side_effect=AssertionError),
+        pytest.raises(ModelError, match=f"drafter .* is {Kind(kind).words}, and only") as refused,
+    ):
+        load_pair("embedded", str(folder))
+    assert refused.value.hint is not None
+    [command] = re.findall(r"`specctl (export .*?)`", refused.value.hint)
+    assert f'"method": "{BY_ENGINE[kind][0]}"' in passes(*shlex.split(command)).out
+    with pytest.raises(ModelError, match=f"target .* is {Kind(kind).words}, no model of its own"):
+        load_pair(str(folder), None)
