@@ -243,7 +243,7 @@ HEAVY: list[tuple[int, str, str]] = [
     (MODEL, "run PROMPTS --target embeded SMALL", "is set; did you mean embedded?"),
     (MODEL, "run PROMPTS --target STRANGE SMALL", "is of model_type 'strange'"),
     (MODEL, "run PROMPTS --target NO_TENSORS SMALL", "is damaged or does not fit the others"),
-    (MODEL, "run PROMPTS --target BERT SMALL", "generates text (...ForCausalLM), and .*: BertFor"),
+    (MODEL, "run PROMPTS --target BERT SMALL", "generates no text (...ForCausalLM): BertForMask"),
     (MODEL, "run PROMPTS --drafter OTHER_VOCABULARY SMALL", "300"),
     # Registries and keys.
     (REGISTRY, "registry list --registry CUT_MARKER", "E_VERSION.*from a copy"),
