@@ -20,7 +20,8 @@ from specctl.replay.config import FORCE, MAX_AXIS_VALUE
     app,
     "import",
     examples="""specctl import vllm.log
-specctl import vllm.log --cost-model h100-llama-3.1-8b-eagle --batch-sizes 1,8,32
+specctl import vllm.log --cost-model h100-llama-3.1-8b-eagle \\
+    --batch-sizes 1,8,32
 specctl import k3.log k5.log
 specctl import before.prom after.prom
 specctl import http://localhost:8000/metrics --watch 60""",

@@ -105,7 +105,8 @@ def test_rounds_are_those_of_the_hand_worked_text() -> None:
         "kind": ["dense", "dense"],
         "prompt_id": ["p", "p"],
         "policy_digest": [DIGEST, DIGEST],
-        "verify_us": [0.0, 0.0],
+        "verify_us": [None, None],
+        "batch_size": [None, None],
     }
     assert {name: rows[name] for name in wanted} == wanted
 
