@@ -50,20 +50,6 @@ def test_a_failure_to_read_is_not_a_matter_of_space(
         store.put_new("a/c", b"1")
 
 
-def test_a_failed_sync_leaves_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(tmp_path / "store")
-    store.put_new("first", b"1")
-
-    def fail(_: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(StoreError, match="Input/output error"):
-        store.put_new("second", b"2")
-    monkeypatch.undo()
-    assert [one.key for one in store.objects("")] == ["first"]
-
-
 def test_bytes_found_in_place_count_only_once_their_name_is_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
