@@ -218,20 +218,6 @@ def round_keys(writer: TraceWriter) -> list[tuple[str, int]]:
     )
 
 
-def test_recorder_commits_finished_prompts_and_discards_the_others(writer: TraceWriter) -> None:
-    commits = []
-    with TraceRecorder(writer, on_commit=commits.append) as recorder:
-        for step in range(3):
-            recorder.on_round(random_record(["a", "b", "c"], step, seed=step))
-        recorder.finish_prompt("c")
-        recorder.finish_prompt("a")
-    assert recorder.discarded == ("b",)
-    assert [commit.prompt_ids for commit in commits] == [("a", "c")]  # one segment for both
-    rounds = TraceSet.open(writer.place.name).scan("rounds").collect()
-    assert sorted(rounds["request_id"].cast(str).to_list()) == ["a/0"] * 3 + ["c/0"] * 3
-    assert set(rounds["batch_size"]) == {3}
-
-
 def test_recorder_commits_while_decoding_goes_on(writer: TraceWriter) -> None:
     acked: list[Segment] = []
     with TraceRecorder(writer, config(), acked.append) as recorder:
