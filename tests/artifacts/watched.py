@@ -83,27 +83,14 @@ def load(asked: dict[str, Any]) -> dict[str, Any]:
     return {**told, "did": [list(one) for one in did]}
 
 
-def places(asked: list[dict[str, Any]]) -> list[list[Any]]:
-    """Names, kinds and sizes of all that lies beside the artifacts and in them.
-
-    What the attackers of races put there is theirs.
-    """
-    root = Path(os.path.commonpath([one["folder"] for one in asked]))
-    theirs = {Path(one["folder"]) / one["race"]["file"] for one in asked if one["race"]}
-    found = [(path, path.lstat()) for path in sorted(root.rglob("*")) if path not in theirs]
-    return [[str(path), status.st_mode, status.st_size] for path, status in found]
-
-
 def main() -> None:
     logging.disable()
     asked = json.load(sys.stdin)
     first = sys.argv[1]
     told = {first: load(asked.pop(first))}
     sys.addaudithook(hook)
-    before = places(list(asked.values()))
     told |= {name: load(one) for name, one in asked.items()}
     told["loaded"] = {"libraries": [name for name in HEAVY if sys.modules.get(name)]}
-    told["places"] = {"before": before, "after": places(list(asked.values()))}
     sys.stdout.write(json.dumps(told))
 
 
