@@ -35,7 +35,6 @@ BINS = {
     "capped": EntropyBins(base=StaticTree(), edges=(1.0, 2.0), cap_tokens=True, index_base=1),
 }
 GATES = [
-    SparseGates(gate_levels=(2,), thresholds=(0.25,)),
     SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.05)),
     SparseGates(gate_levels=(1, 2, 5, 8), thresholds=(0.0, 0.5, 1.0, 0.1)),
 ]
