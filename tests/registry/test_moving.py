@@ -151,17 +151,6 @@ def test_an_alias_is_a_stack_that_rollbacks_cut(steps: list[tuple[str, int]]) ->
         assert prod(writer.registry.store).digest == held[-1]
 
 
-def test_a_rollback_goes_to_a_version_of_this_alias_alone(store: MemoryStore) -> None:
-    writer = moved_through(store, THREE)
-    promote(writer, NAME, "canary", TWO)
-    with pytest.raises(
-        RegistryError, match=f"E_NO_PREVIOUS.*never had .*; it had {ONE}"
-    ) as refused:
-        rollback(writer, NAME, "prod", reason=WHY, to=TWO)
-    assert "registry promote" in refused.value.hint
-    assert prod(store).digest == THREE
-
-
 def test_a_rollback_with_expect_is_done_once(store: MemoryStore) -> None:
     """Repeated after a lost answer, or by two people: the second is refused."""
     moved_through(store, TWO, THREE)
