@@ -21,12 +21,7 @@ from specctl.runtime.words import resolve_policy
 from tests.cli.command import passes
 
 NUM_PROMPTS, NEW_TOKENS = 3, 24
-POLICIES = (
-    "chain:num_draft_tokens=3",
-    "chain:num_draft_tokens=5",
-    "confidence:threshold=0.4:window=5",
-    "confidence:threshold=0.7:window=8",
-)
+POLICIES = ("chain:num_draft_tokens=5", "confidence:threshold=0.4:window=5")
 Rounds = list[tuple[int, int]]
 """Draft tokens submitted and admitted, round by round."""
 
