@@ -96,25 +96,6 @@ def test_levels_drafted_for_others_of_the_batch_are_not_written() -> None:
     assert (row["phi_depth"], row["phi"]) == (2, pytest.approx(0.1 + 0.2))
 
 
-def test_plain_decoding_has_a_root_and_no_phi() -> None:
-    record = make_record(
-        padded_tree([THE], [-1], [0.0]),
-        submitted=torch.tensor([[0]]),
-        target_ids=torch.tensor([[CAT]]),
-        target_logits=torch.tensor([[LOGITS[0]]]),
-        path=torch.tensor([[0]]),
-        num_emitted=torch.tensor([1]),
-        offered_depth=torch.tensor([0]),
-        sibling_rank=torch.tensor([[0]]),
-        expanded=torch.tensor([[False]]),
-        topk_entropy=torch.tensor([[0.0]]),
-    )
-    (row,), nodes = tables(record)
-    assert (row["phi"], row["phi_depth"], row["tcr"]) == (None, None, None)
-    assert row["fully_accepted"] is False
-    assert len(nodes) == 1
-
-
 def test_equal_scores_rank_the_earlier_node_first() -> None:
     record = cat_sat()
     tied = record.pool._replace(joint_logp=torch.tensor([[0.0, -1.0, -1.0, -1.0, -2.0, -2.0]]))

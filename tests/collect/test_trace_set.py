@@ -61,21 +61,6 @@ def root(tmp_path: Path) -> Path:
 # --------------------------------------------------------------------------- a set as it is
 
 
-def test_a_set_is_a_header_and_pairs_of_files(root: Path) -> None:
-    names = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
-    assert [name.split("/")[0] for name in names] == ["nodes"] * 2 + ["rounds"] * 2 + ["trace.json"]
-    listing = read_listing(root)
-    assert [one.record.prompt_ids for one in listing.segments] == [["a", "b"], ["c"]]
-    for segment in listing.segments:
-        assert segment.record.header_digest == header().digest
-        assert segment.record.policy == header().policy
-        assert segment.record.nodes is not None
-        assert all((root / key).is_file() for key in (segment.key, segment.record.nodes.key))
-        size = len(segment.prompt_ids)
-        assert segment.num_rounds == NUM_ROUNDS * size
-        assert segment.record.nodes.num_rows == NUM_NODES * size
-
-
 def test_summary_counts(root: Path) -> None:
     again(root, "b")
     told = TraceSet.open(root).summary()
