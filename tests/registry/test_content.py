@@ -9,7 +9,7 @@ import pytest
 
 from specctl.artifacts import signing
 from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
-from specctl.errors import ArtifactError, StoreError
+from specctl.errors import ArtifactError
 from specctl.records import canonical_json
 from specctl.registry import content as room
 from specctl.registry.content import Content, blob_key, manifest_key, signature_folder
@@ -90,15 +90,6 @@ def test_a_hostile_manifest_is_refused_by_its_list_alone(
     manifest = canonical_json({"files": listed}).encode()
     store.kept[manifest_key(digest_of(manifest))] = manifest
     assert refusal(store, digest_of(manifest)) == code
-
-
-def test_publishing_again_is_harmless_and_never_replaces(store: MemoryStore) -> None:
-    before = dict(store.kept)
-    put(Content(store))
-    assert store.kept == before
-    store.kept[key_of(TENSORS)] = b"altered"
-    with pytest.raises(StoreError, match="registry verify"):
-        put(Content(store))
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_a_signature_on_a_move_that_is_there_is_a_move(store: MemoryStore) -> No
 STEPS = st.tuples(st.sampled_from(["promote", "sign", "back", "back to"]), st.integers(0, 2))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(STEPS, max_size=10))
 def test_an_alias_is_a_stack_that_rollbacks_cut(steps: list[tuple[str, int]]) -> None:
     """A rollback never goes forward, and passes over moves that only added a signature."""
