@@ -63,17 +63,6 @@ def admitted(
     return [line.partition(":")[0] for line in caplog.messages]
 
 
-def test_an_exact_match_needs_no_flag_and_is_silent(
-    manifests: dict[bool, Manifest], caplog: pytest.LogCaptureFixture
-) -> None:
-    here = Domain(hardware=("NVIDIA H200",), dtype="bfloat16", batch_size=Range(low=4, high=4))
-    for manifest in manifests.values():
-        check_expected(manifest, Expectation(PAIR, here))
-        check_expected(manifest, PAIR)
-        check_expected(manifest, None)
-    assert not caplog.messages
-
-
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "tokenizer": ({"tokenizer_digest": sha("1")}, {}, ["E_TOKENIZER tokenizer"]),
     "target": ({"target_digest": sha("1")}, {}, ["E_TARGET target"]),

@@ -14,7 +14,6 @@ from specctl.artifacts import (
     Domain,
     Metric,
     Origin,
-    describe_artifact,
     load_artifact,
     save,
     save_artifact,
@@ -22,7 +21,6 @@ from specctl.artifacts import (
 from specctl.artifacts.files import MAX_BYTES
 from specctl.artifacts.manifest import digest_of, parse_manifest
 from specctl.artifacts.save import source_digest
-from specctl.console import show
 from specctl.errors import ArtifactError, OutputError
 from specctl.policy import (
     Acceptance,
@@ -87,20 +85,6 @@ def test_gates_round_up_so_that_less_than_decides_alike() -> None:
     gates = SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.7))
     assert gates.thresholds[0] == float(np.float32(0.3)) > 0.3
     assert gates.thresholds[1] == float(np.nextafter(np.float32(0.7), np.float32(1))) > 0.7
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_description_names_policy_pair_and_evidence(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    description = describe_artifact(load_artifact(write_artifact(tmp_path / "a", name)))
-    facts = dict(description.facts)
-    assert ("LOSSY" in facts["policy"]) == (not POLICIES[name].lossless)
-    assert facts["target"].startswith("toy target")
-    assert facts["metrics"] == "held_out_mse 0.25 [0.125, 0.5], undefined undefined"
-    assert all(len(row) == len(description.columns) for row in description.rows)
-    show(description)
-    assert description.title in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
