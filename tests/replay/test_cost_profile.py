@@ -40,7 +40,7 @@ from specctl.runtime.cached_model import SlotCache
 from specctl.runtime.capture import GraphSettings, Recording
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Stopwatch
-from tests.cli.command import passes, specctl
+from tests.cli.command import passes
 from tests.replay.costs import SMALL, table_model, toy
 from tests.runtime.captured import TapeCapture
 from tests.runtime.toy import toy_requests
@@ -135,8 +135,11 @@ def charged_pair(mode: str) -> SimpleNamespace:
             patch.setattr(time, name, clock)
         patch.setattr(compare, "SCHEDULED", Path("none"))
         patch.setattr(progress, "_show_bar", show_bar)
+        patch.setattr("specctl.replay.cost.profile.NUM_TIMED", 1)
         requests = toy_requests(3, max_new_tokens=9)
-        model = profile(Bench(pair, graphs()), SMALL, requests=requests)
+        contexts = (8, 24) if mode == "ordinary" else (8,)
+        points = SMALL.model_copy(update={"context_tokens": contexts})
+        model = profile(Bench(pair, graphs()), points, requests=requests)
     return SimpleNamespace(pair=pair, clock=clock, model=model, graphs=graphs, ticks=ticks)
 
 
@@ -146,13 +149,14 @@ def test_a_profile_is_whole_and_ticks(charged: SimpleNamespace) -> None:
     assert (charged.ticks[0], sum(charged.ticks)) == (-len(charged.ticks[1:]), 0)
     assert model.verify.sizes == (1, 4, 8)
     assert model.verify.batch_sizes == (1, 2)
-    assert model.verify.context_tokens == (8, 24)
+    assert model.verify.context_tokens == ((8, 24) if is_ordinary else (8,))
     assert model.draft.level.sizes == (1, 3)
     # Graphs read as deep as their trees, and one more.
     assert model.draft.extend.sizes == ((1, 2, 5) if is_ordinary else (2, 4, 5, 9))
     assert model.prefill.sizes == (3, 12)
     assert set(model.held_out) == {"verify", "prefill", "draft.level", "draft.prefill"}
-    assert model.held_out["verify"].num_points == 4  # 6 tokens, at each batch and context
+    # 6 tokens, at each batch and context.
+    assert model.held_out["verify"].num_points == (4 if is_ordinary else 2)
     assert model.num_samples >= 3
     assert model.machine.num_threads == torch.get_num_threads()
     assert model.token_tiers[:3] == (() if is_ordinary else (8, 16, 32))
@@ -343,15 +347,3 @@ def test_the_verb_writes_a_model(tmp_path: Path) -> None:
     assert "ms to verify" in shown.out
     alone = load_cost_model(path)
     assert (alone.draft, [one.policy for one in alone.checks]) == (None, ["ar"])
-
-
-def test_an_interrupted_profile_leaves_the_old_file(tmp_path: Path, monkeypatch: Any) -> None:
-    path = tmp_path / "cost_model.json"
-    path.write_text("old")
-
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("specctl.replay.cost.profile.fit_table", interrupt)
-    assert specctl("profile", "-o", path, *QUICK).code == 130
-    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [(path.name, "old")]
