@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from specctl import progress
 from specctl.errors import UsageError
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, ChainSchedule, Policy, StaticTree, SurvivalBudget
@@ -280,18 +277,3 @@ def test_time_is_never_guessed_and_both_sides_hold_prompts(
     folder: Path, tmp_path: Path, options: tuple[str, ...], named: str
 ) -> None:
     assert named in refuses(2, "ladder", folder, "-o", tmp_path / "out", *options)
-
-
-def test_progress_counts_what_it_promised(log: DenseLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[str, int | None, int]] = []
-
-    @contextmanager
-    def count(label: str, total: int | None) -> Iterator[Any]:
-        done: list[int] = []
-        yield done.append
-        shown.append((label, total, sum(done)))
-
-    monkeypatch.setattr(progress, "_show_bar", count)
-    built(log, *POLICIES)
-    assert [label for label, *_ in shown] == ["positions", *3 * ["settings"], "prices"]
-    assert all(total == done for _, total, done in shown), shown
