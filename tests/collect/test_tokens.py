@@ -19,8 +19,8 @@ from specctl.policy import Policy, StaticTree
 from specctl.replay.rounds import Rounds, replay
 from tests.collect.rounds import header
 from tests.collect.sets import rows_of
+from tests.policy.scorers import SCORED_POLICIES
 from tests.replay.logs import random_traces
-from tests.replay.text_policies import POLICY as TEXT_POLICY
 
 MODES: tuple[TokenMode, ...] = ("keep", "drop")
 
@@ -73,7 +73,7 @@ def test_replay_needs_no_tokens_but_for_features_of_the_text(logs: dict[str, Den
     keep, drop = (counts(replay(logs[mode], [tree])[0]) for mode in MODES)
     assert keep == drop != []
     with pytest.raises(TraceError, match="collected with --tokens drop"):
-        replay(logs["drop"], [TEXT_POLICY])
+        replay(logs["drop"], [SCORED_POLICIES["survival"]])
     with pytest.raises(TraceError, match="denied tokens need token ids"):
         logs["drop"].check_tokens("denied tokens")
 
