@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from specctl.artifacts import load_artifact
-from specctl.artifacts.compatibility import Expectation
-from specctl.artifacts.manifest import Domain, PairFingerprint
 from specctl.errors import ArtifactError
 
 FORBIDDEN = ("pickle", "subprocess", "socket", "os.system", "os.exec", "os.posix_spawn")
@@ -63,10 +61,6 @@ def forget_peak() -> None:
 
 
 def load(asked: dict[str, Any]) -> dict[str, Any]:
-    expect = asked["pair"] and Expectation(
-        PairFingerprint.model_validate_json(json.dumps(asked["pair"])),
-        Domain.model_validate_json(json.dumps(asked["domain"])),
-    )
     if asked["race"]:
         swaps.append({**asked["race"], "folder": asked["folder"]})
     forget_peak()
@@ -74,7 +68,7 @@ def load(asked: dict[str, Any]) -> dict[str, Any]:
     before, start = peak_mib(), time.process_time()
     told: dict[str, Any] = {"code": "loaded"}
     try:
-        load_artifact(asked["folder"], expect=expect)
+        load_artifact(asked["folder"])
     except ArtifactError as error:
         told = {name: getattr(error, name) for name in FACTS} | {"line": str(error)}
     except Exception as error:  # a fault of the loader, told of this artifact alone
