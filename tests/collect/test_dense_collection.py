@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -107,26 +106,6 @@ def test_neither_chunks_nor_the_form_of_attention_change_a_tree(
     for other in (pieces, drafted(1)):
         for mine, theirs in zip(whole, other, strict=True):
             assert_frame_equal(mine, theirs, abs_tol=2e-4, rel_tol=0, categorical_as_str=True)
-
-
-def test_a_text_that_is_broken_off_leaves_nothing_to_the_next(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request, ids = Request("p/0", (5, 6, 7), 99), tuple(range(20, 60))
-    drafting = DenseDrafting(pair, SHAPE, chunk_bytes=1 << 20)
-    wanted, chunks = drafting.tables(request, ids), drafting.chunks
-
-    def breaks_off(*args: Any) -> Any:
-        yield from islice(chunks(*args), 2)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(drafting, "chunks", breaks_off)
-    with pytest.raises(KeyboardInterrupt):
-        drafting.tables(Request("q/0", (5, 6), 99), ids)
-    monkeypatch.undo()
-    found = drafting.tables(request, ids)
-    assert [rows["nodes"] for rows in found] == [rows["nodes"] for rows in wanted]
-    assert drafting._transfer.land() == []
 
 
 def test_texts_too_short_for_a_tree_leave_no_rows(pair: Pair, tmp_path: Path) -> None:
