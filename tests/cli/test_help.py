@@ -25,17 +25,6 @@ def test_every_option_states_meaning_and_default(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_shows_every_option_and_its_default(verb: str) -> None:
-    shown = passes(*verb.split(), "--help-all").out
-    flat = re.sub(r"[\s│]+", "", shown)
-    for param in options_of(verb):
-        if param.param_type_name == "option":
-            assert param.opts[0] in shown
-            if param.default != "" and type(param.default) in (int, float, str):
-                assert f"[default:{param.default}" in flat, param.name
-
-
-@pytest.mark.parametrize("verb", VERBS)
 def test_the_first_view_of_help_is_short_and_ends_with_examples(
     verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
