@@ -58,10 +58,8 @@ def test_bins(num_edges: int, device: torch.device, *, is_quick: bool) -> None:
     shape = EntropyBins(base=BASE, edges=tuple(map(float, edges)), gammas=(0.5, 1.0))
     rule = build_shape(shape)
     assert isinstance(rule, EntropyBinsShape)
-    num_rows = NUM_ROWS if is_quick else 3 * num_edges + 100
-    value = edge_rows(torch.from_numpy(edges), num_edges, num_rows)[
-        :: 1 if is_quick else 4
-    ].contiguous()
+    value = edge_rows(torch.from_numpy(edges), num_edges, 3 * num_edges + 100)
+    value = value[:: 1 if is_quick else 4].contiguous()
     with poisoned():
         found = choose_bins(
             buffer_of(shape, device), phi_pool(value).each(lambda one: one.to(device))

@@ -255,12 +255,6 @@ def links(slots: int) -> Given:
 
 LARGE: list[tuple[Callable[..., Any], Given, str]] = [
     (lay_out, axis_of(1, 1025), "nodes of a tree must be at most 1024"),
-    (
-        settle,
-        {"found": drawn_round(Round(2, 129, 4, 5, 6), torch.float32, 0),
-         "settled": new_settled(2, 129, CPU)},
-        "nodes of a path must be at most 128, not 129",
-    ),
     (walk_tree, links(1025) | {"acceptance": None}, "must be at most"),
     (walk_tree, links(8) | {"max_depth": 65, "acceptance": None}, "must be at most"),
     (

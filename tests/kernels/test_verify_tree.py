@@ -52,18 +52,19 @@ def random_batch(seed: int, num_rows: int, num_slots: int, reach: int) -> Batch:
     for row in range(num_rows):
         if row == EMPTY_ROW:
             continue
-        up, own = random_tree(random, random.randint((num_slots + 1) // 2, num_slots), reach)
+        size = random.randint((num_slots + 1) // 2, num_slots)
+        up, own, depths = random_tree(random, size, reach)
         parent[row, : len(up)], tokens[row, : len(up)] = torch.tensor(up), torch.tensor(own)
         for node in range(len(up)):
             children = [child for child, above in enumerate(up) if above == node]
             if children and random.random() < 0.8:
                 targets[row, node] = own[random.choice(children)]
-        deepest = max(deepest, *depths(up))
+        deepest = max(deepest, *depths)
     return Batch(parent, tokens, targets, deepest, draw)
 
 
-def random_tree(random: Random, size: int, reach: int) -> tuple[list[int], list[int]]:
-    """Parents and tokens; siblings differ, and no node stands below level 60."""
+def random_tree(random: Random, size: int, reach: int) -> tuple[list[int], list[int], list[int]]:
+    """Parents, tokens and depths; siblings differ, and no node stands below level 60."""
     up, tokens, depth = [-1], [random.randrange(VOCAB)], [0]
     for node in range(1, size):
         near = [n for n in range(max(0, node - reach), node) if depth[n] < 60] or [0]
@@ -72,14 +73,7 @@ def random_tree(random: Random, size: int, reach: int) -> tuple[list[int], list[
         up.append(above)
         depth.append(depth[above] + 1)
         tokens.append(random.choice([token for token in range(VOCAB) if token not in taken]))
-    return up, tokens
-
-
-def depths(up: list[int]) -> list[int]:
-    found = [0]
-    for above in up[1:]:
-        found.append(found[above] + 1)
-    return found
+    return up, tokens, depth
 
 
 # --------------------------------------------------------------------------- acceptances
