@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -322,13 +323,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-class Given:
-    """A source that a test writes by hand."""
-
-    def __init__(self, newest: Callable[[], Version | None]) -> None:
-        self.newest = newest
-
-
 def following(source: Any, loop: Any) -> Follower:
     return Follower(source, loop, interval_s=0.01)
 
@@ -342,7 +336,7 @@ def test_poll_waits_for_no_look(shared: Shared) -> None:
         return shared.source().newest()
 
     shared.move("small")
-    with following(Given(newest), loop_of(LARGE)) as follower:
+    with following(SimpleNamespace(newest=newest), loop_of(LARGE)) as follower:
         assert begun.wait(30)
         assert not follower.poll()
         hangs.set()
@@ -368,7 +362,8 @@ def test_the_end_of_a_block_does_not_wait_for_ever(
 ) -> None:
     monkeypatch.setattr(follow, "JOIN_S", 0.05)
     hangs = threading.Event()
-    with following(Given(lambda: hangs.wait() and None), loop_of(LARGE)):
+    source = SimpleNamespace(newest=lambda: hangs.wait() and None)
+    with following(source, loop_of(LARGE)):
         [thread] = [t for t in threading.enumerate() if t.name == "specctl-follow"]
     assert thread.is_alive()
     hangs.set()
