@@ -331,7 +331,7 @@ def test_steps_are_told(theirs: Theirs, tmp_path: Path) -> None:
     assert (rounds["verify_us"] > 0).all()
     done = specctl("profile", "--from", theirs.live, "-o", tmp_path / "clock.json")
     assert done.code in (0, ClockError.exit_code), done
-    assert json.loads((tmp_path / "clock.json").read_text())["kind"] == "linear"
+    assert json.loads((tmp_path / "clock.json").read_text())["kind"] == "engine"
 
 
 def test_dense_rows_are_those_of_collect(ours: Ours, theirs: Theirs) -> None:

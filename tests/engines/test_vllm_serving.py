@@ -26,7 +26,6 @@ from specctl.engines import vllm_plugin
 from specctl.engines.settings import PluginSettings, TraceSettings
 from specctl.errors import ArtifactError, EngineError, LossyPolicyError, SpecctlError
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import Policy
 from specctl.runtime.load import load_pair
 from specctl.runtime.words import resolve_policy
 from tests.engines.vllm_engine import Server, engine, ids_of, packaged, plain_texts, rows_of, server
@@ -48,10 +47,6 @@ def plain(pair: Any) -> list[list[int]]:
 def artifact(folder: Path, words: str, pair: PairFingerprint) -> Path:
     save_artifact(folder, resolve_policy(words).policy, Origin(pair), card=words)
     return folder
-
-
-def lossy() -> Policy:
-    return resolve_policy("chain:num_draft_tokens=3+mars:theta=0.9", allow_lossy=True).policy
 
 
 # --------------------------------------------------------------------------- a server
@@ -146,7 +141,7 @@ def test_faults_and_refused_policies_leave_serving_alone(
 
         played = session.policy
         with pytest.raises(LossyPolicyError, match="engine's own rule"):
-            session.reload(lossy())
+            session.reload(resolve_policy("chain+mars", allow_lossy=True).policy)
         artifact(folder, "confidence:window=9", pair.fingerprint)
         session.follower.look()
         assert running.generate(given[:2]) == plain[:2]
