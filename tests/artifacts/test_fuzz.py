@@ -6,7 +6,6 @@ scripts/fuzz_artifacts.py runs a million of them; benchmarks/results/fuzz-artifa
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,6 @@ from scripts.fuzz_artifacts import Campaign
 from scripts.fuzz_targets import TARGETS, Target, run_one
 from specctl.records import canonical_json
 
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "fuzz-artifacts.json"
 EXECUTIONS = {"artifact": 40}
 
 
@@ -39,11 +37,3 @@ def test_the_oracle_sees_what_it_should() -> None:
     campaign = Campaign("lenient", Target(lenient, [b'{"a":1}'], 1), seed=0)
     campaign.run(50)
     assert campaign.findings
-
-
-def test_the_long_run_is_kept_and_clean() -> None:
-    told = json.loads(RESULT.read_text())
-    assert told["executions"] >= 1_000_000
-    assert told["findings"] == 0
-    assert told["slowest_cpu_ms"] < 2000
-    assert {row["target"] for row in told["rows"]} >= set(TARGETS)

@@ -112,18 +112,13 @@ def test_what_the_loader_would_refuse_is_not_written(
 
 
 @pytest.mark.parametrize(
-    "files",
-    [{"notes.txt": "mine"}, {"config.json": '{"model_type": "llama"}'}, {"README.md": "mine"}],
-    ids=["text", "model", "readme"],
+    ("name", "text"), [("README.md", "mine"), ("config.json", '{"model_type": "llama"}')]
 )
-def test_a_folder_of_something_else_is_not_touched(files: dict[str, str], tmp_path: Path) -> None:
-    folder = tmp_path / "a"
-    folder.mkdir()
-    for name, text in files.items():
-        (folder / name).write_text(text)
+def test_a_folder_of_something_else_is_not_touched(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
     with pytest.raises(OutputError, match=UNTOUCHED):
-        write_artifact(folder)
-    assert {path.name: path.read_text() for path in folder.iterdir()} == files
+        write_artifact(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: text}
 
 
 def test_an_artifact_is_replaced_whole_unless_a_file_in_it_is_not_ours(tmp_path: Path) -> None:

@@ -130,15 +130,10 @@ def put_raw(url: str, key: str) -> None:
     urllib.request.urlopen(request).close()
 
 
-def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    for name in names:
-        monkeypatch.delenv(name, raising=False)
-
-
 def test_half_of_the_credentials_are_named_whole(
     s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without(monkeypatch, "AWS_SECRET_ACCESS_KEY")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(StoreError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
         open_store(s3_url).get("a", max_bytes=1)
 
@@ -147,7 +142,8 @@ def test_no_credentials_are_named_instead_of_the_metadata_address(
     without_conditions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server stands for the metadata service of a machine without a role."""
-    without(monkeypatch, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", without_conditions)
     monkeypatch.setattr(s3, "_METADATA", without_conditions)
     with pytest.raises(TransientError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
