@@ -184,10 +184,6 @@ def test_a_file_without_a_column_or_with_nulls_in_it_is_refused(tmp_path: Path) 
     replaced(root, "nodes", drop)
     with pytest.raises(TraceCorruptError, match="no column draft_logp"):
         list(DenseLog.open(TraceSet.open(root)).chunks())
-    with pytest.raises(TraceCorruptError, match="no column draft_logp"):
-        read_whole(root)
-    with pytest.raises(TraceCorruptError, match="draft_logp"):
-        collected(TraceSet.open(root).scan("nodes").select("draft_logp"))
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:

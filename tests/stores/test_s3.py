@@ -69,7 +69,7 @@ def without_conditions(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         endpoint = f"http://127.0.0.1:{server.server_port}"
         for name, value in {**S3_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}.items():
             monkeypatch.setenv(name, value)
