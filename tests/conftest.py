@@ -61,12 +61,13 @@ def _policies_do_not_fail(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes every clock for a good one, checked on one prompt: other work is not its subject."""
+    """Takes every clock for a good one, checked by one run: other work is not its subject."""
     from specctl.cli import judging
-    from specctl.replay.cost import live, model
+    from specctl.replay.cost import live, model, profile
 
     monkeypatch.setattr(model, "LARGEST_ERROR", float("inf"))
     monkeypatch.setattr(live, "NUM_PASSES", 1)
+    monkeypatch.setattr(profile, "NUM_TIMED_QUICK", 1)
     monkeypatch.setattr(judging, "NUM_CHECKED", 1)
 
 
