@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from specctl.artifacts import Domain, load, load_artifact
-from specctl.artifacts.files import check_is_artifact, kind_of
 from specctl.artifacts.strict_json import MAX_KEY_CHARS, parse_strict
 from specctl.artifacts.tensors import MAX_NUMBERS, read_tensors, write_tensors
 from specctl.errors import ArtifactError
@@ -61,13 +60,6 @@ def test_nothing_else_beside_the_files_is_passed_over(name: str, kind: str, fold
         assert load_artifact(folder)
     else:
         refused("E_EXTRA", load_artifact, folder)
-
-
-def test_a_folder_of_another_kind_is_named(tmp_path: Path) -> None:
-    (tmp_path / "trace.json").touch()
-    with pytest.raises(ArtifactError, match="a trace set"):
-        check_is_artifact(tmp_path)
-    assert kind_of(["b", "a"]) == "a folder with 'a' and 1 more"
 
 
 def test_another_artifact_than_the_one_asked_for_is_refused(folder: Path) -> None:

@@ -149,12 +149,10 @@ def test_resume_on_another_machine_is_refused(tmp_path: Path) -> None:
 
 
 def test_places_that_are_not_ours_are_refused_untouched(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes").write_text("mine")
+    """Also at the command line: tests/cli/test_refusals.py."""
     (tmp_path / "file").write_text("mine")
     for place, words, resume in (
         (root, "holds traces already; go on with --resume", False),
-        (tmp_path / "mine", "'notes' and no trace.json", True),
         (tmp_path / "file", "is a file", True),
         (root / "rounds" / "deep", "lies in the trace set", True),
     ):
