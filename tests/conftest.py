@@ -61,13 +61,14 @@ def _policies_do_not_fail(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes every clock for a good one, checked by one run: other work is not its subject."""
+    """Takes every clock for a good one, checked by plain decoding: other work is no subject."""
     from specctl.cli import judging
     from specctl.replay.cost import live, model, profile
 
     monkeypatch.setattr(model, "LARGEST_ERROR", float("inf"))
     monkeypatch.setattr(live, "NUM_PASSES", 1)
     monkeypatch.setattr(profile, "NUM_TIMED_QUICK", 1)
+    monkeypatch.setattr(profile, "checked_policies", lambda *_: [profile.PLAIN])
     monkeypatch.setattr(judging, "NUM_CHECKED", 1)
 
 

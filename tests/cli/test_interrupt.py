@@ -42,7 +42,7 @@ def arguments(folder: Path) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.parametrize("num_kills", [4, pytest.param(10, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("num_kills", [3, pytest.param(10, marks=pytest.mark.nightly)])
 def test_kills_lose_and_double_nothing(num_kills: int, tmp_path: Path) -> None:
     """A kill at a random moment of each of some runs; then the set equals an undisturbed one."""
     many_prompts(tmp_path, NUM_PROMPTS)

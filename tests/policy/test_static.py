@@ -71,23 +71,6 @@ def test_every_smaller_static_tree_is_contained(
                 assert scores(tree, row).items() <= scores(full, row).items()
 
 
-def test_a_narrow_tree_may_expand_what_a_wide_level_does_not() -> None:
-    """The example of `policy.full`: c's children beat b's first, which tree 2 expands."""
-    children = {(): [0.4, 0.31, 0.29, 0.0], (0,): [0.9, 0.05, 0.05, 0.0]}
-    children |= {(1,): [0.4, 0.3, 0.2, 0.1], (2,): [0.51, 0.49, 0.0, 0.0]}
-
-    def law(path: tuple[int, ...]) -> list[float]:
-        return children.get(path, [0.7, 0.1, 0.1, 0.1])
-
-    wide = FullTree(depth=3, top_k=3, nested=False)
-    _, tree, _ = grow(build_shape(wide), [law])
-    assert (1, 0, 0) not in paths_of(tree)  # best three: (0, 0), (2, 0), (2, 1)
-    _, nested, _ = grow(build_shape(wide.model_copy(update={"nested": True})), [law])
-    assert (1, 0, 0) in paths_of(nested)
-    _, narrow, _ = grow(build_shape(StaticTree(depth=3, top_k=2, num_tokens=ALL)), [law])
-    assert (1, 0, 0) in paths_of(narrow)
-
-
 @pytest.mark.parametrize("width", [None, 2, 5])
 def test_without_nesting_it_is_the_static_tree_of_that_width(width: int | None) -> None:
     laws = [random_law(3), random_law(4)]
