@@ -170,7 +170,7 @@ def _answer(
         place = f"when it ran on {run.facts.device}, {count(run.facts.num_prompts, 'prompt')}"
         for one in run.policies:
             of_tune = one.artifact_digest is not None and one.artifact_digest == given.artifact
-            if one.paired is not None and (of_tune or one.policy == given.setting):
+            if one.paired and run.has_plain and (of_tune or one.policy == given.setting):
                 shown.append((f"× {one.paired.speedup.text('.2f')}", f"{TIMES_PLAIN} {place}"))
     rungs = () if ladder is None else ladder.rungs
     limits = [rung for rung in rungs if rung.kind in LIMITS]

@@ -70,6 +70,11 @@ class RunScores(ResultRecord):
     policies: tuple[RunPolicy, ...] = Field(min_length=1)
     facts: RunFacts
 
+    @property
+    def has_plain(self) -> bool:
+        """Whether `paired` is beside plain decoding, the only policy that always equals it."""
+        return any(one.paired is None and one.equal_to_ar for one in self.policies)
+
 
 @dataclass(frozen=True)
 class Given:

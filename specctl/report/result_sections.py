@@ -56,7 +56,7 @@ def policies_section(replay: ReplayScores) -> Section:
 def runs_section(run: RunScores) -> Section:
     """Measured policies, in wall time."""
     facts, same = run.facts, [one.policy for one in run.policies if one.equal_to_ar]
-    reading = facts.verdict or "Plain decoding did not run, so there is no verdict on speed."
+    reading = facts.verdict or "One policy ran, so there is no verdict on speed."
     if differ := [one.policy for one in run.policies if one.equal_to_ar is False]:
         reading += f" The texts of {listed(differ)} differ from plain decoding's."
     elif same:
@@ -66,7 +66,9 @@ def runs_section(run: RunScores) -> Section:
         if facts.waiting_frac is None
         else (f"; {facts.waiting_frac:.0%} of the time was waiting for a processor")
     )
-    columns = ("policy", "calls", "verified", "τ", "tokens/s", "× plain")
+    base = next((one.policy for one in run.policies if one.paired is None), "")
+    over = "× plain" if run.has_plain else f"× {base}"
+    columns = ("policy", "calls", "verified", "τ", "tokens/s", over)
     rows = [
         (
             one.policy,

@@ -129,19 +129,28 @@ def times(
         ({"chain": 1.3, "eagle2": 1.3}, "; not told apart from (chain|eagle2)\\.$"),
         ({"chain": 0.7, "eagle2": 0.8}, "did not pay here: the best of it, eagle2, was 0"),
         ({"chain": 0.7, "eagle2": 1.0}, "Not told apart from plain decoding: eagle2; eagle2 was"),
-        ({}, None),
     ],
 )
 def test_the_line_under_the_table_is_what_the_times_bear_out(
-    speeds: dict[str, float], says: str | None
+    speeds: dict[str, float], says: str
 ) -> None:
     rng = np.random.default_rng(1)
     plain = times(rng, 1.0)
     results = [result("ar", plain)]
     results += [result(name, times(rng, speed), plain) for name, speed in speeds.items()]
-    found = verdict(results)
-    assert bool(found) == (says is not None)
-    assert says is None or re.search(says, found), found
+    assert re.search(says, verdict(results)), verdict(results)
+
+
+@pytest.mark.parametrize(
+    ("speed", "says"),
+    [(1.5, "Fastest: b, 1.* as chain"), (1.0, "from chain: b"), (0.5, ": chain;")],
+)
+def test_without_plain_decoding_the_first_policy_is_the_baseline(
+    speed: float, says: str, pair: Pair
+) -> None:
+    rng = np.random.default_rng(1)
+    runs = [result("chain", times(rng, 1.0)), result("b=chain", times(rng, speed))]
+    assert re.search(says, verdict(checked_against_plain(runs, pair)))
 
 
 def test_few_prompts_give_no_verdict() -> None:
