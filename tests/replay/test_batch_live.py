@@ -102,14 +102,12 @@ EAGLE2 = StaticTree(depth=4, top_k=4, num_tokens=12)
 CURVES = Calibration(slopes=(0.7, 1.2), intercepts=(0.3, -0.2))
 CASES: dict[str, tuple[Shape, Budget]] = {
     "eagle2": (EAGLE2, PerRequest()),
-    "eagle2+fixed": (EAGLE2, SurvivalBudget(max_tokens=18)),
     "eagle2+rate": (EAGLE2, SurvivalBudget(costs=COSTS)),
     "eagle2+calibrated": (EAGLE2, SurvivalBudget(max_tokens=18, calibration=CURVES)),
     "eagle2+marginal": (EAGLE2, MarginalBudget(tokens_per_s=2e4, costs=COSTS)),
     "chain+fixed": (Chain(num_draft_tokens=4), SurvivalBudget(max_tokens=8)),
     "schedule": (ChainSchedule(from_batch=(1, 2, 3), num_draft_tokens=(4, 0, 2)), PerRequest()),
     "adasd": (EntropyStop(window=4, min_samples=1), PerRequest()),
-    "echo": (GATED, PerRequest()),
     "echo+high_load": (GATED, ElasticBudget(max_tokens=9, default_width=1)),
     "echo+low_load": (GATED, ElasticBudget(max_tokens=18, default_width=2, max_width=4)),
     "eagle2+echo_budget": (EAGLE2, ElasticBudget(max_tokens=15)),

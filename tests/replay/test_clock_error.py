@@ -63,7 +63,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder; ladders without their picture, which takes longer than they do."""
     monkeypatch.chdir(place)
+    monkeypatch.setattr("specctl.replay.ladder.result.ladder_png", lambda _: b"")
 
 
 REPLAY = ("replay", "traces", "-p", "ar", "-p", "chain:num_draft_tokens=2")

@@ -216,8 +216,8 @@ def test_waiting_for_a_processor_is_no_time_of_a_round(monkeypatch: pytest.Monke
 
 
 def test_an_engines_sizes_stand_in_place_of_the_runtimes() -> None:
-    changes = {"context_tokens": (8,), "batch_sizes": (1,), "capture_limit_tokens": 8}
-    points = SMALL.model_copy(update=changes)
+    changes = {"context_tokens": (8,), "batch_sizes": (1,), "tokens": (1, 4), "widths": (1,)}
+    points = SMALL.model_copy(update={**changes, "capture_limit_tokens": 8})
     model = profile(Bench(toy(), GraphSettings(capture=TapeCapture())), points)
     assert (model.rounds, model.token_tiers, model.capture_limit_tokens) == ("graphs", (), 8)
 
@@ -294,10 +294,7 @@ def test_live_runs_take_what_was_predicted(
     assert found == pytest.approx(wall_us, rel=0.005)
 
 
-@pytest.mark.parametrize("batch_sizes", [(1,), (1, 2)])
-def test_the_time_of_decisions_is_found(
-    batch_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_decisions_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain of three levels decides twice: 300 us each are 200 a level. It never stops here, and
     what stops after the first level has decided as often as it has levels."""
     never, clock = Policy(shape=JointThreshold(min_prob=0.0, depth=3, top_k=1)), VirtualTime()
@@ -313,9 +310,9 @@ def test_the_time_of_decisions_is_found(
     monkeypatch.setattr(rule, "grow", slow)
     with torch.inference_mode():
         requests = toy_requests(2, max_new_tokens=9)
-        found = live.time_decider(Bench(toy()), never, batch_sizes, requests)
-    assert found.batch_sizes == batch_sizes
-    assert found.level_us == pytest.approx([200.0] * len(batch_sizes), abs=8)
+        found = live.time_decider(Bench(toy()), never, (1, 2), requests)
+    assert found.batch_sizes == (1, 2)
+    assert found.level_us == pytest.approx([200.0, 200.0], abs=8)
 
 
 GRIDS = [

@@ -44,7 +44,8 @@ LENGTH = ("--max-new-tokens", 10, "--threads", 1)
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packaged prompts stand sorted by category, which is a change that must be noticed."""
     folder = tmp_path_factory.mktemp("served") / "traces"
-    passes("collect", "embedded", "-o", folder, "--policy", SERVED, "--batch-size", 8, *LENGTH)
+    size = ("--batch-size", 16, "--limit", 160)
+    passes("collect", "embedded", "-o", folder, "--policy", SERVED, *size, *LENGTH)
     return folder
 
 
@@ -183,7 +184,7 @@ def test_what_cannot_be_watched_is_refused(
     assert "is a probability" in refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 0)
     unreachable = refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 1e-300)
     assert "from 1e-90 to below 1, not 1e-300" in unreachable
-    few = refuses(4, "drift", served, "-p", SERVED, "--reference-prompts", 240)
+    few = refuses(4, "drift", served, "-p", SERVED, "--reference-prompts", 160)
     assert "lower --reference-prompts" in few
     assert "live traces" in refuses(4, "drift", served, "-p", SERVED, "--dense", served)
     short = ("--policy", SERVED, "--limit", 8, "--max-new-tokens", 4, "--threads", 1)
