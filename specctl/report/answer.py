@@ -186,20 +186,9 @@ def _answer(
         shown.append(("(not comparable)", f"the best possible: {other}"))
     if ladder is not None:
         known = {point.label for point in points}
-        points = [
-            *points,
-            *(
-                Point(
-                    r.label,
-                    r.mean_acceptance_length,
-                    r.against_plain,
-                    r.kind,
-                    ladder.marks(r.label),
-                )
-                for r in rungs
-                if r.kind in RUNNABLE and r.label not in known
-            ),
-        ]
+        new = [r for r in rungs if r.kind in RUNNABLE and r.label not in known]
+        shapes = [(r.label, r.mean_acceptance_length, r.against_plain, r.kind) for r in new]
+        points = [*points, *(Point(*shape, ladder.marks(shape[0])) for shape in shapes)]
     figure = _picture(given, points, limits)
     return Section(
         "recommendation",

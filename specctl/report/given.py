@@ -24,7 +24,7 @@ from specctl.watch.drift import DriftScores
 
 
 class RunPaired(ResultRecord):
-    """A policy beside plain decoding, prompt by prompt; see `runtime.compare.Paired`."""
+    """A policy beside plain decoding or the first one; see `runtime.compare.Paired`."""
 
     speedup: Interval
     num_turns: int

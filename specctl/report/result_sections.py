@@ -61,13 +61,9 @@ def runs_section(run: RunScores) -> Section:
         reading += f" The texts of {listed(differ)} differ from plain decoding's."
     elif same:
         reading += " All texts equal plain decoding's, token for token."
-    waiting = (
-        ""
-        if facts.waiting_frac is None
-        else (f"; {facts.waiting_frac:.0%} of the time was waiting for a processor")
-    )
-    base = next((one.policy for one in run.policies if one.paired is None), "")
-    over = "× plain" if run.has_plain else f"× {base}"
+    part = facts.waiting_frac
+    waiting = "" if part is None else f"; {part:.0%} of the time was waiting for a processor"
+    over = "× plain" if run.has_plain else f"× {run.policies[0].policy}"
     columns = ("policy", "calls", "verified", "τ", "tokens/s", over)
     rows = [
         (

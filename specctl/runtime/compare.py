@@ -267,15 +267,13 @@ def verdict(results: Sequence[RunResult]) -> str:
     )
     best = (faster or ranked)[0]
     plain = next((run for run in results if isinstance(run.named.policy.shape, RootOnly)), None)
-    baseline = "plain decoding" if plain else results[0].named.label
-    times = f"{beside[best].speedup.text('.2f')} times as fast as {baseline}"
+    base = "plain decoding" if plain else results[0].named.label
+    times = f"{beside[best].speedup.text('.2f')} times as fast as {base}"
     times += f" ({num_turns} turns of all policies)"
     if not faster and unclear:
-        return f"Not told apart from {baseline}: {', '.join(unclear)}; {unclear[0]} was {times}."
+        return f"Not told apart from {base}: {', '.join(unclear)}; {unclear[0]} was {times}."
     if not faster:
-        what = (
-            "Drafting did not pay here: the best of it" if plain else f"Fastest: {baseline}; next"
-        )
+        what = "Drafting did not pay here: the best of it" if plain else f"Fastest: {base}; next"
         return f"{what}, {best}, was {times}."
     sums = {run.named.label: run.turns for run in results}
     close = [
@@ -287,17 +285,14 @@ def verdict(results: Sequence[RunResult]) -> str:
 
 
 def checked_against_plain(runs: list[RunResult], pair: Pair) -> list[RunResult]:
-    """The runs with speedups over plain decoding and divergences from it; without it, with
-    speedups over the first."""
+    """The runs with divergences from plain decoding, and speedups over it or else the first."""
     plain = next((run for run in runs if isinstance(run.named.policy.shape, RootOnly)), None)
     base = plain or runs[0]
     return [
         replace(
             run,
             paired=None if run is base else paired(run.turns, base.turns),
-            divergences=_divergences(plain, run, pair)
-            if plain and not _draws_drafts(run)
-            else None,
+            divergences=None if not plain or _draws_drafts(run) else _divergences(plain, run, pair),
         )
         for run in runs
     ]
