@@ -76,6 +76,7 @@ LONG = (
     "test_docs", "test_interpreted", "test_equality", "test_captured_rounds", "test_interrupt",
     "test_verbs", "test_ray", "test_arrows", "test_vllm", "test_examples", "test_policies",
     "test_packaging", "test_spread_target", "test_models", "test_signals", "test_units",
+    "test_notebook",
 )  # fmt: skip
 """Modules of few tests that take long: begun first, lest one worker is left with them at the end.
 Makefile's --no-loadscope-reorder keeps that order; pytest-xdist's own begins with many tests."""
