@@ -55,6 +55,9 @@ def test_a_policy_is_published_found_used_and_rolled_back(
     [ran] = json.loads(passes("run", "--policy", place, *SMALL).out)
     assert ran["artifact_digest"] == second
     assert "aliases: prod" in refuses(REGISTRY, "run", "--policy", f"{registry}/{NAME}", *SMALL)
+    composed = f"{place}+survival:max_tokens=9"
+    [ran] = json.loads(passes("run", "--policy", composed, *SMALL).out)
+    assert (ran["policy"], ran["artifact_digest"]) == ("eagle2+survival:max_tokens=9", None)
 
     moved = said("rollback", NAME, "prod", "--reason", "slower", "--actor", "ann")
     assert moved["digest"] == first

@@ -11,7 +11,7 @@ import pytest
 from specctl.artifacts import load_artifact
 from tests.examples.shell import EXAMPLES, run_example
 
-SMALL = {"NUM_PROMPTS": "16", "NUM_TOKENS": "12"}
+SMALL = {"NUM_PROMPTS": "16", "NUM_TOKENS": "8"}
 """Tuning needs eight prompts on each side."""
 
 
