@@ -41,7 +41,7 @@ from specctl.registry.trust import Trust, TrustedKey
 from specctl.runtime import decode, follow
 from specctl.runtime.api import Decoder
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.follow import AliasSource, FolderSource, Follower, Version
+from specctl.runtime.follow import AliasSource, FolderSource, Follower
 from specctl.runtime.load import Pair, pair_domain
 from tests.artifacts.examples import EVIDENCE, HETERO, PAIR, sha, write_artifact
 from tests.runtime.toy import loop_of
@@ -325,22 +325,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def following(source: Any, loop: Any) -> Follower:
     return Follower(source, loop, interval_s=0.01)
-
-
-def test_poll_waits_for_no_look(shared: Shared) -> None:
-    hangs, begun = threading.Event(), threading.Event()
-
-    def newest() -> Version | None:
-        begun.set()
-        hangs.wait()
-        return shared.source().newest()
-
-    shared.move("small")
-    with following(SimpleNamespace(newest=newest), loop_of(LARGE)) as follower:
-        assert begun.wait(30)
-        assert not follower.poll()
-        hangs.set()
-        wait_until(follower.poll)
 
 
 def test_a_block_can_be_entered_again(tmp_path: Path) -> None:
