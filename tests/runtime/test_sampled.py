@@ -73,7 +73,7 @@ def test_texts_are_those_of_the_reference(length: int, batch_size: int) -> None:
 def test_the_drafter_draws_with_the_settings_of_the_run(sampling: Sampling) -> None:
     """Of tables with ties, top-k keeps all, as for the target."""
     seeds = range(10)
-    assert texts(3, sampling, seeds=seeds) == reference(3, sampling, seeds)
+    assert texts(3, sampling, 5, seeds) == reference(3, sampling, seeds)
 
 
 def test_greedy_requests_take_the_likeliest_tokens_beside_sampled_ones() -> None:
