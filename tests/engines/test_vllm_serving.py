@@ -1,12 +1,8 @@
-"""vLLM with the plugin as people run it: as a server, sampled, with policies that fail or may not
-run, and killed."""
+"""vLLM with the plugin: sampled, with policies that fail or may not run, and set up wrongly."""
 
 from __future__ import annotations
 
 import math
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,14 +17,12 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 
 from specctl.artifacts import Origin, save_artifact
 from specctl.artifacts.manifest import PairFingerprint
-from specctl.collect.verifying import verify
 from specctl.engines import vllm_plugin
 from specctl.engines.settings import PluginSettings, TraceSettings
-from specctl.errors import ArtifactError, EngineError, LossyPolicyError, SpecctlError
-from specctl.logs.trace_set import TraceSet
+from specctl.errors import ArtifactError, EngineError, LossyPolicyError
 from specctl.runtime.load import load_pair
 from specctl.runtime.words import resolve_policy
-from tests.engines.vllm_engine import Server, engine, ids_of, packaged, plain_texts, rows_of, server
+from tests.engines.vllm_engine import engine, ids_of, packaged, plain_texts, rows_of
 
 CONFIDENCE = "confidence:window=5:threshold=0.4"
 COUNT = 24
@@ -47,71 +41,6 @@ def plain(pair: Any) -> list[list[int]]:
 def artifact(folder: Path, words: str, pair: PairFingerprint) -> Path:
     save_artifact(folder, resolve_policy(words).policy, Origin(pair), card=words)
     return folder
-
-
-# --------------------------------------------------------------------------- a server
-
-
-def test_a_server_logs_what_it_serves_and_may_be_killed(
-    plain: list[list[int]], tmp_path: Path
-) -> None:
-    """The engine is a process of its own; eight clients; then SIGKILL in the midst of requests,
-    which are then not in the log."""
-    path = tmp_path / "set"
-    settings = PluginSettings(policy=CONFIDENCE, trace=TraceSettings(out=str(path)))
-    given = ids_of(packaged(COUNT))
-    with server(settings, tmp_path / "log") as running:
-        with ThreadPoolExecutor(8) as clients:
-            assert list(clients.map(running.complete, given)) == plain
-        counted = counters(running.metrics())
-        served, killed = rounds_of(path, running, COUNT), threading.Event()
-        kept_busy = [
-            threading.Thread(target=ask_until, args=(running, ids, killed)) for ids in given[:8]
-        ]
-        for one in kept_busy:
-            one.start()
-        while counters(running.metrics())["num_drafts"] < counted["num_drafts"] + 8:
-            killed.wait(0.1)
-        running.kill()
-        killed.set()
-        for one in kept_busy:
-            one.join()
-    rounds = rows_of(path, "rounds")
-    assert len(rounds) == served
-    assert counted["num_drafts"] == int((rounds["num_verified"] > 1).sum())
-    assert counted["num_draft_tokens"] == int((rounds["num_verified"].cast(pl.Int64) - 1).sum())
-    found = verify(str(path))
-    assert found.is_whole, found.render()
-
-
-def counters(page: str) -> dict[str, int]:
-    """Counters of speculation on a page of metrics."""
-    prefix, found = "vllm:spec_decode_", {}
-    for line in page.splitlines():
-        if line.startswith(prefix) and "_total{" in line and "per_pos" not in line:
-            name, value = line.removeprefix(prefix).split("_total{")[0], line.rsplit(" ", 1)[1]
-            found[name] = int(float(value))
-    return found
-
-
-def rounds_of(path: Path, running: Server, num_requests: int) -> int:
-    """Rounds of the set, once it holds so many requests."""
-    while True:
-        assert running.process.poll() is None, "the server has ended"
-        with suppress(SpecctlError):  # nothing is written yet
-            opened = TraceSet.open(str(path))
-            if len(opened.prompt_ids) >= num_requests:
-                return opened.num_rows("rounds")
-        threading.Event().wait(0.1)
-
-
-def ask_until(running: Server, ids: list[int], stop: threading.Event) -> None:
-    """Asks again and again, until the server is gone."""
-    while not stop.is_set():
-        try:
-            running.complete(ids, max_tokens=512, ignore_eos=True)
-        except OSError:
-            return
 
 
 # --------------------------------------------------------------------------- policies that fail
