@@ -46,6 +46,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "replay DENSE -p eagle2:dept=4", "which has depth, top_k, num_tokens; did you"),
     (USAGE, "run p.txt --policy ./nofolder", "no artifact's folder and no REGISTRY/NAME@ALIAS"),
     (USAGE, "run p.txt --on-long skp", "must be skip or error, not skp; did you mean skip?"),
+    (USAGE, "run p.txt --dtype bf16", "--dtype bf16 is none of auto"),
     (USAGE, "run p.txt --device gpu", "--device gpu is none of auto, cpu, cuda"),
     (USAGE, "run p.txt --decisions trch", "'trch' is none of auto, fused, torch, onnx"),
     (USAGE, "export chain --to vlm", "--to 'vlm' is none of vllm, "),
@@ -53,6 +54,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --temperature -1", "temperature is -1.0, but must be"),
     (USAGE, "run p.txt --temperature hot", "'--temperature': expected a number; see specctl run"),
     (USAGE, "run p.txt --max-new-tokens 0", "--max-new-tokens must be at least 1, not 0"),
+    (USAGE, "run p.txt --trace OUT --dense-every 0", "--dense-every must be at least 1, not 0"),
     (USAGE, "run p.txt --temperature nan", "temperature"),
     # Options that do not go together, or are missing.
     (USAGE, "collect", "prompts"),
