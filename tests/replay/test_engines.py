@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,23 +21,16 @@ from tests.replay.serving import TimedLoad, linear, positions_of
 ChainShape = RootOnly | Chain | ChainSchedule
 
 
-@dataclass(frozen=True)
-class Text:
-    """A request as a naive reader sees it: tokens, and accepted draft tokens at 1, 2, ..."""
-
-    num_tokens: int
-    accepted: list[int]
-
-
-BY_HAND = [Text(6, [3, 0, 2, 0, 1]), Text(3, [0, 1])]
-"""`a`, six tokens: positions 1..5 accept 3, 0, 2, 0, 1. `b`, three: 0, 1."""
+Text = list[int]
+"""Accepted draft tokens of a request at its positions 1, 2, ...; it has one token more."""
+BY_HAND = [[3, 0, 2, 0, 1], [0, 1]]
 
 
 def submitted(found: list[Text], shape: ChainShape) -> Submissions:
     """The outcome of a shape at every position; of a schedule its longest chain's. The prompts
     have 1, 2, ... tokens."""
-    accepted = np.concatenate([text.accepted for text in found])
-    positions = positions_of([text.num_tokens - 1 for text in found])
+    accepted = np.concatenate(found)
+    positions = positions_of([len(text) for text in found])
     lengths = getattr(shape, "num_draft_tokens", 0)
     longest = max(lengths) if isinstance(lengths, tuple) else lengths
     accepted = np.minimum(accepted, longest).astype(np.int32)
@@ -84,7 +76,7 @@ ACCEPTED = (
 )
 """Accepted draft tokens of the embedded pair's EAGLE-3 head, 5 drafted, at every position of the
 first four packaged prompts of each kind, greedy, 64 tokens at most: `specctl collect --dense`."""
-REAL = [Text(len(row) + 1, list(map(int, row))) for row in ACCEPTED]
+REAL = [list(map(int, row)) for row in ACCEPTED]
 BY_FIVE = ChainSchedule(from_batch=(1, 5), num_draft_tokens=(5, 2))
 BY_THREE = ChainSchedule(from_batch=(1, 3, 7), num_draft_tokens=(5, 1, 0))
 
@@ -132,7 +124,7 @@ def seen_by(clock: Recorder, names: Any) -> dict[str, list[float]]:
 
 
 def run_by_hand(engine: Engine, clock: Any) -> Simulation:
-    """`a`, prompt of 1 token, accepts 3, 0, 2, 0, 1; `b`, of 2 tokens, accepts 0, 1."""
+    """The prompts have 1 and 2 tokens."""
     return simulate(submitted(BY_HAND, TABLE), Load(2, engine=engine, in_order=True), clock)
 
 
@@ -176,7 +168,7 @@ def test_time_is_of_the_whole_run(engine: Engine) -> None:
 
 def test_vllm_serves_arrivals() -> None:
     """The second request arrives within the first one's second step and joins the third."""
-    found = [Text(5, [0, 0, 0, 0]), Text(3, [0, 0])]
+    found = [[0, 0, 0, 0], [0, 0]]
     load = TimedLoad(2, arrivals_us=(0.0, 1.5), engine="vllm")
     run = simulate(submitted(found, RootOnly()), load, Recorder(), seed=3)  # type: ignore[arg-type]
     assert run.rounds.num_joined.tolist()[:3] == [1, 0, 1]

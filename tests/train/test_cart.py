@@ -79,12 +79,6 @@ def test_rounds_of_another_tree_or_depth_are_left_out_and_counted(fit: Fitted) -
     assert found.data.rounds_by_fate == fates
 
 
-def test_filter_all_with_tcr_leaves_out_rounds_without_one() -> None:
-    fates = cart.fit_rounds(noisy_rounds(), CartConfig(filter="all")).data.rounds_by_fate
-    lacking = noisy_rounds()["tcr"].null_count()
-    assert fates == {"used": 3000 - lacking, "nothing_accepted": lacking}
-
-
 def test_bins_without_worth_are_reported_with_a_warning(fit: Fitted) -> None:
     held_out = fit.data.held_out.model_copy(update={"r_squared": -0.1})
     worthless = fit.data.model_copy(update={"held_out": held_out})
