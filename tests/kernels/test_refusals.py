@@ -140,7 +140,7 @@ def axis_of(rows: int, columns: int) -> Given:
 def network(features: int, hidden: int) -> PruneTable:
     w1, row = np.zeros((features, hidden)), np.zeros(hidden)
     columns = (COLUMNS * 3)[:features]
-    return PruneTable(-1.0, "network", network=Network(columns, w1, row, row, 0.0))
+    return PruneTable(-1.0, network=Network(columns, w1, row, row, 0.0))
 
 
 def apart(values: torch.Tensor) -> torch.Tensor:
@@ -232,7 +232,6 @@ REFUSED: list[tuple[Callable[..., Any], Given, str]] = [
     (PolicyBuffer.write, {"packed": BINS}, "the parameter buffer is of layout"),
     (prune_level, {"of_parent": torch.zeros(2, 3)}, "4 nodes"),
     (prune_level, {"scores": torch.zeros(2, 4)}, "slots must be at most 4, not 5"),
-    (prune_level, {"params": pack(PruneTable(-1.0, "given"))}, "extra is missing: .* needs 1 col"),
     (pack, {"table": BinTable([1.0, 1.0], [1, 2, 3], [4, 5, 6], 1)}, "edges do not ascend"),
     (pack, {"table": BinTable([*range(256)], [1] * 257, [4] * 257, 1)}, "256 edges, not 1 to 255"),
     (pack, {"table": GateTable({65: -1.0}, 8)}, "is not 1 to 64"),
