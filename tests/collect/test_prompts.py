@@ -109,26 +109,16 @@ def test_a_limit_is_spread_over_categories_and_grows_by_adding() -> None:
 BAD_LINES: dict[str, tuple[Any, str]] = {
     "bad json": (b"{", "JSON"),
     "not an object": (b"3", "this is a number, not a JSON object"),
-    "an array later on": (b"[1]", "a list, not a JSON object"),
     "missing key": ({"text": "x"}, "it has neither of 'prompt' and 'turns'"),
-    "two keys": ({"prompt": "x", "turns": ["y"]}, "it has both of"),
     "wrong type": ({"prompt": 3}, "'prompt' must be a string, not a number"),
-    "null": ({"prompt": None}, "not nothing"),
     "blank": ({"prompt": " \n"}, "'prompt' is blank"),
     "empty turns": ({"turns": []}, "'turns' is empty"),
     "turns not a list": ({"turns": "x"}, "not a string"),
     "blank turn": ({"turns": ["x", ""]}, "a turn is blank"),
     "bad id": ({"prompt": "x", "id": [1]}, "'id' must be a string, not a list"),
-    "boolean id": ({"prompt": "x", "id": True}, "not a truth value"),
     "long id": ({"prompt": "x", "id": "é" * 129}, "'id' has 258 bytes, more than 256"),
-    "long category": (
-        {"prompt": "x", "category": "c" * 257},
-        "'category' has 257 bytes, more than 256",
-    ),
     "bad raw": ({"prompt": "x", "raw": "yes"}, "'raw' must be true or false, not a string"),
-    "bad answer": ({"prompt": "x", "answer": 4}, "'answer' must be a string"),
     "half a surrogate": (b'{"prompt": "\\ud800"}', "half a surrogate pair"),
-    "huge number": (b'{"prompt": ' + b"9" * 5000 + b"}", "this JSON cannot be read"),
     "deep nesting": (b"[" * 100_000, "line 2"),
     "not UTF-8": (b'{"prompt": "\xff"}', "byte 0xff at column 13 is not UTF-8"),
     "an id twice": ({"prompt": "y", "id": "a"}, "line 1 has the id 'a' too"),
@@ -155,14 +145,11 @@ BAD_FILES: list[tuple[str, list[Any], str]] = [
     ("sharegpt", [talk({"from": "gpt", "value": "x"})], "line 1: .*human turn"),
     ("spec-bench", [{"question_id": 1}], "line 1: 'turns' must be a list of strings, not nothing"),
     ("humaneval", [{"task_id": "a"}], "line 1: .*key 'prompt'"),
-    ("auto", [{"conversations": "x"}], "line 1: .*not a string"),
     ("auto", [talk(3)], "line 1: messages must be objects"),
-    ("auto", [talk({"from": "human", "value": 3})], "line 1: .*not a number"),
     ("auto", [talk({"from": "human"})], "line 1: .*key 'value'"),
     ("auto", [[{"prompt": "x"}, {"prompt": ""}]], "item 2: .*blank"),
     ("auto", [b'\n[\n{"prompt": "x"},\n{"prompt" "y"}]'], "line 4"),
     ("auto", [{"prompt": "x", "turns": ["y"]}], "--format"),
-    ("auto", [{"prompt": "x", "conversations": []}], "--format"),
     ("auto", [{"text": "x"}], "--format"),
     *(("auto", [empty], "has no prompt") for empty in (b"", b"\n \n", b"[]")),
 ]
@@ -201,7 +188,7 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(LINES, max_size=4), name=st.sampled_from(["auto", "text", *READERS]))
 def test_any_bytes_give_prompts_or_a_prompt_error(
     tmp_path: Path, lines: list[bytes], name: str
@@ -228,28 +215,31 @@ SPEED_BENCH = pa.schema(
 """The columns of nvidia/SPEED-Bench, as its dataset card states them."""
 
 
-def speed_bench(folder: Path, *turns: list[str], name: str = "test.parquet") -> Path:
-    size = len(turns)
-    columns = {
-        "question_id": [f"q{number}" for number in range(1, size + 1)],
-        "category": ["roleplay" if number % 2 else "coding" for number in range(size)],
-        "turns": [*turns],
-        "multiturn": [len(given) > 1 for given in turns],
-    }
-    others = {n: ["any" if n == "source" else None] * size for n in SPEED_BENCH.names}
-    pq.write_table(pa.table(others | columns, SPEED_BENCH), folder / name)
-    return folder / name
+def speed_bench(folder: Path, *turns: list[str]) -> Path:
+    rows = [
+        {
+            "question_id": f"q{number + 1}",
+            "category": "roleplay" if number % 2 else "coding",
+            "turns": given,
+            "source": "any",
+            "multiturn": len(given) > 1,
+        }
+        for number, given in enumerate(turns)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, SPEED_BENCH), folder / "test.parquet")
+    return folder / "test.parquet"
 
 
-def table(folder: Path, name: str = "table.parquet", **columns: Any) -> Path:
-    pq.write_table(pa.table(columns), folder / name)
-    return folder / name
+def table(folder: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), folder / "table.parquet")
+    return folder / "table.parquet"
 
 
-@pytest.mark.parametrize("name", ["test.parquet", "test.txt", "test"])
-def test_speed_bench_is_read_as_it_is(tmp_path: Path, name: str) -> None:
+def test_speed_bench_is_read_as_it_is(tmp_path: Path) -> None:
     """By its content, whatever the name; several turns as in Spec-Bench, categories kept."""
-    path = speed_bench(tmp_path, ["Sort it."], ["Be a pirate.", "Now a king."], name=name)
+    path = speed_bench(tmp_path, ["Sort it."], ["Be a pirate.", "Now a king."]).rename(
+        tmp_path / "test.txt"
+    )
     expected = [
         Prompt("q1", "coding", ("Sort it.",)),
         Prompt("q2", "roleplay", ("Be a pirate.", "Now a king.")),
@@ -293,9 +283,7 @@ BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"text": ["x"], "label": [1]}, r"no column 'turns'.* among \['text', 'label'\]"),
     ({"turns": pa.array([], pa.list_(pa.string()))}, "has no prompt"),
     ({"turns": ["x"], "question_id": ["a"]}, "row 1: .*list of strings, not a string"),
-    ({"turns": [["x"], None], "question_id": ["a", "b"]}, "row 2: .*not nothing"),
     ({"turns": [["x"], ["y"]], "question_id": ["a", "a"]}, "row 2: row 1 has the id 'a' too"),
-    ({"turns": [["x", ""]]}, "row 1: a turn is blank"),
     ({"prompt": [b"x"]}, "row 1: .*not bytes"),
     ({"prompt": ["x"], "conversations": [["y"]]}, "row 1: .*columns .*--format"),
     ({"response": ["x"], "id": [1]}, r"row 1: .*columns \['id', 'response'\] belong to none"),
@@ -310,7 +298,7 @@ def test_tables_without_prompts_are_refused(
         load_prompts(table(tmp_path, **columns))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_parquet_gives_prompts_or_a_prompt_error(tmp_path: Path, data: Any) -> None:
     """One byte changed, or the end cut off."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +29,7 @@ from specctl.logs.sources import Source
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.metrics import LoadClock
 from tests.cli.command import specctl
+from tests.hidden import python
 from tests.logs.import_cases import (
     COUNTERS,
     engine_log,
@@ -188,8 +187,7 @@ def test_import_without_torch(tmp_path: Path) -> None:
         "except SystemExit as ended: assert not ended.code\n"
         "assert 'torch' not in sys.modules\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
+    python(script)
 
 
 # --------------------------------------------------------------------------- pages

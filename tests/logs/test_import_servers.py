@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.logs.acceptance_figures import chain_figures
 from tests.cli.command import write_lines
 from tests.logs.import_cases import (
     COUNTERS,
@@ -27,23 +26,6 @@ from tests.logs.import_cases import (
 )
 
 # --------------------------------------------------------------------------- rates
-
-
-@given(st.lists(st.integers(0, 50), min_size=2, max_size=8).filter(lambda h: sum(h) > 0))
-def test_marginal_and_conditional_tell_the_same_mean(histogram: list[int]) -> None:
-    """E[accepted] = Σ_j P(at least j), and marginals are products of conditionals."""
-    rounds = sum(histogram)
-    at_least = [sum(histogram[j:]) for j in range(1, len(histogram))]
-    rates = chain_figures(rounds, at_least, 0, 0, is_ragged=False)
-    mean = sum(j * count for j, count in enumerate(histogram)) / rounds
-    sweep = rates["fixed_length_sweep"]["chains"]
-    assert sweep[-1]["mean_acceptance_length_range"] == pytest.approx([1 + mean] * 2)
-    product = 1.0
-    for marginal, conditional in zip(
-        rates["marginal_prob"], rates["conditional_prob"], strict=True
-    ):
-        product *= conditional or 0.0
-        assert marginal == pytest.approx(product)
 
 
 # --------------------------------------------------------------------------- vLLM, Prometheus
@@ -142,22 +124,6 @@ def test_a_log_tells_the_rounds_of_full_drafts_exactly(
     assert found["marginal_prob"] == [count / len(rounds) for count in expected]
     assert found["mean_acceptance_length"] == 1 + sum(rounds) / len(rounds)
     assert found["fixed_length_sweep"]["is_exact"]
-
-
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=60))
-def test_a_log_of_drafts_of_several_lengths_is_marked(
-    tmp_path_factory: pytest.TempPathFactory, rounds: list[tuple[int, int]]
-) -> None:
-    drafted = [1, *(length for length, _ in rounds)]
-    accepted = [1, *(min(pair) for pair in rounds)]
-    path = tmp_path_factory.mktemp("log") / "vllm.log"
-    found = summary(engine_log(path, log_line(drafted, accepted, 4)))
-    sweep = found["fixed_length_sweep"]
-    assert not sweep["is_exact"] or found["num_rounds"] * 4 == sum(drafted)
-    assert found["num_accepted_tokens"] == sum(accepted)
-    assert found["mean_acceptance_length"] == pytest.approx(
-        1 + sum(accepted) / len(accepted), abs=0.0101
-    )
 
 
 @pytest.mark.parametrize(
