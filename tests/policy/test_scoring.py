@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from specctl.errors import UsageError
-from specctl.policy import ScoredTree, build_shape
+from specctl.policy import FfnScorer, ScoredTree, build_shape
 from specctl.policy.scorers import build_log_odds, highest_log_odds
 from tests.policy.scorers import copy_table, ffn_by_hand, random_network, steps
 
@@ -30,6 +31,14 @@ def test_no_node_exceeds_the_highest_log_odds() -> None:
     x = torch.stack([logp, (torch.arange(4000) % 9 - 4.0)], 1)
     assert float(build_log_odds(table)(x).max()) <= highest_log_odds(table) + 1e-6
     assert highest_log_odds(random_network(0)) == math.inf
+
+
+@pytest.mark.parametrize("value", [math.nan, 1e39])
+def test_numbers_that_float32_does_not_hold_are_refused(value: float) -> None:
+    fields = random_network(0).model_dump()
+    fields["w2"] = (value, *fields["w2"][1:])
+    with pytest.raises(ValidationError, match="w2"):
+        FfnScorer(**fields)
 
 
 @pytest.mark.parametrize("name", ["phi", "coin", "joint_prob "])
