@@ -285,6 +285,9 @@ def test_a_better_policy_is_written_and_promoted(dense: Path, costs: Path, tmp_p
     verb = ("recalibrate", dense, "--cost-model", costs, "--held-out", 0.5, "--threads", 1)
     bad = ("--policy", "chain:num_draft_tokens=1")
     name = ("--promote", "tiny+head@cpu:all@prod", "--registry", registry)
+    for wrong in ("Bad Name@prod", "--registry", registry), (name[1], "--registry", tmp_path):
+        refuses(7, *verb, *bad, "-o", tmp_path / "again", "--promote", *wrong)
+    assert not (tmp_path / "again").exists(), "refused before the search"
     said = specctl(*verb, *bad, "-o", tmp_path / "again", *name, "--json")
     assert said.code == 0, said
     found = json.loads(said.out)
