@@ -33,11 +33,10 @@ def test_no_node_exceeds_the_highest_log_odds() -> None:
     assert highest_log_odds(random_network(0)) == math.inf
 
 
-@pytest.mark.parametrize("value", [math.nan, 1e39])
-def test_numbers_that_float32_does_not_hold_are_refused(value: float) -> None:
+def test_a_number_beyond_float32_is_refused() -> None:
     fields = random_network(0).model_dump()
-    fields["w2"] = (value, *fields["w2"][1:])
-    with pytest.raises(ValidationError, match="w2"):
+    fields["w2"] = (1e39, *fields["w2"][1:])
+    with pytest.raises(ValidationError, match=r"w2.*\s.*exceeds float32"):
         FfnScorer(**fields)
 
 
