@@ -20,7 +20,7 @@ BUDGETS = {
     "stores": 1006,
     "artifacts": 2239,
     "registry": 2331,
-    "runtime": 6799,
+    "runtime": 6795,
     "collect": 4065,
     "logs": 3503,
     "replay": 8220,
@@ -29,7 +29,7 @@ BUDGETS = {
     "engines": 3158,
     "watch": 1313,
     "cli": 3190,
-    "tests": 38000,
+    "tests": 37640,
     "benchmarks, scripts": 9143,
     "files of the package": 247,
 }
