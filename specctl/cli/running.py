@@ -174,13 +174,12 @@ def texts_of(conversations: Sequence[Conversation]) -> list[str]:
 
 def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
     """The table of `specctl run`: one row a policy."""
-    phases = ("draft", "verify", "policy")
     from specctl.stats import Interval  # brings numpy
 
     cells = []
     for row in rows:
         wall = row["wall_us"] or 1.0
-        spent = [row[f"{phase}_us"] for phase in phases]
+        spent = [row[f"{phase}_us"] for phase in ("draft", "verify", "policy")]
         spent.append(row["other_us"] + row["prefill_us"])
         cells.append(
             [

@@ -152,12 +152,23 @@ def test_a_failed_publication_keeps_the_older_artifact(
     def refuse(*_: object, **__: object) -> None:
         raise ArtifactError("E_POLICY", "policy record", "expected x, found y")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(save, "load_files", refuse)
-        with pytest.raises(ArtifactError):
-            write_artifact(tmp_path / "a", "hetero")
-    assert load_artifact(tmp_path / "a").policy == POLICIES["chain"]
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    rename = Path.rename
+
+    def full_disk(self: Path, target: Path) -> Path:
+        if target == tmp_path / "a" and self.suffix != ".old":
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    for owner, name, failing, error in (
+        (save, "load_files", refuse, ArtifactError),
+        (Path, "rename", full_disk, OutputError),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, failing)
+            with pytest.raises(error):
+                write_artifact(tmp_path / "a", "hetero")
+        assert load_artifact(tmp_path / "a").policy == POLICIES["chain"]
+        assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_facts_come_back(tmp_path: Path) -> None:

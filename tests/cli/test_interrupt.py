@@ -172,10 +172,12 @@ def test_a_profile_that_ends_early_has_written_nothing_and_says_so(
 ) -> None:
     """It writes one file, at its end: what stood there before is no result of it."""
     out = tmp_path / "cost_model.json"
+    out.write_text("old")
+    os.utime(out, (1, 1))
     monkeypatch.setattr("specctl.replay.cost.profile.profile", terminate)
     found = specctl("profile", "--quick", "-o", out, *OPTIONS[-4:])
     assert found == Outcome(143, "", "terminated: nothing was written\n")
-    assert not out.exists()
+    assert [(path, path.read_text()) for path in tmp_path.iterdir()] == [(out, "old")]
 
 
 @pytest.fixture

@@ -209,6 +209,7 @@ HEAVY: list[tuple[int, str, str]] = [
     (MODEL, "run PROMPTS --drafter OTHER_VOCABULARY SMALL", "300"),
     # Registries and keys.
     (REGISTRY, "registry list --registry CUT_MARKER", "E_VERSION.*from a copy"),
+    (ARTIFACT, "registry push ABSENT NAME", "E_MISSING.*check the path"),
     (ARTIFACT, "registry push FOLDER NAME", "an empty folder"),
     (ARTIFACT, "registry push TUNED NAME", "name .*/TUNED/policy, which is one"),
     (USAGE, "registry push CHAIN NAME --key ABSENT", "key"),

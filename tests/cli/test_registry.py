@@ -364,7 +364,7 @@ def test_a_lossy_policy_of_another_pair_runs_under_no_flag(tmp_path: Path, promp
 
 
 def test_a_pulled_folder_is_verified_elsewhere(artifacts: Artifacts, tmp_path: Path) -> None:
-    """Pulled online or not."""
+    """Pulled online or not; and it may be pushed again, with its signature."""
     key, file = new_key(tmp_path, "ann"), tmp_path / "trust.json"
     publish(artifacts, "chain", "--key", key)
     key_id = trust(key, file=file)
@@ -373,3 +373,4 @@ def test_a_pulled_folder_is_verified_elsewhere(artifacts: Artifacts, tmp_path: P
         assert specctl(*pull, *options).code == 0
         verify = ("registry", "verify-signature", tmp_path / out, "--name", NAME)
         assert passes(*verify, "--trust", file).out.endswith(f"{key_id}\n")
+        assert said("push", tmp_path / out, NAME)["version"] == "v1"

@@ -217,7 +217,7 @@ def test_too_little_memory_is_no_files_fault(
     random_traces(tmp_path / "traces", num_prompts=2, depth=2, top_k=2)
 
     def starve(*_: object, **__: object) -> None:
-        raise STARVED[-1]
+        raise STARVED[2]  # of a type that means damage
 
     monkeypatch.setattr(place, starve)
     ended = specctl("replay", tmp_path / "traces", "-p", "chain", "--json")

@@ -19,6 +19,7 @@ from specctl.collect import trace_writer
 from specctl.collect.trace_writer import TraceWriter, check_place, write_parquet
 from specctl.collect.verifying import take_snapshot, verify
 from specctl.errors import (
+    InvariantError,
     OutputError,
     StoreError,
     TraceCorruptError,
@@ -125,6 +126,15 @@ def test_a_damaged_first_leaves_the_repeat_to_count(root: Path) -> None:
 
 
 # --------------------------------------------------------------------------- writers
+
+
+def test_a_prompt_is_committed_once(root: Path) -> None:
+    """Neither after an earlier writer nor twice in a call."""
+    with TraceWriter.open(root, header(), resume=True) as writer:
+        for twice in (["a"], ["d", "d"]):
+            with pytest.raises(InvariantError, match=f"committed twice, among .'{twice[0]}'"):
+                writer.commit(twice, tables_of(twice[0]))
+    assert TraceSet.open(root).prompt_ids == ("a", "b", "c")
 
 
 OTHER_RUNS: dict[str, dict[str, Any]] = {

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from specctl.errors import UsageError
-from specctl.policy import ScoredTree, build_shape
+from specctl.policy import FfnScorer, ScoredTree, build_shape
 from specctl.policy.scorers import build_log_odds, highest_log_odds
 from tests.policy.scorers import copy_table, ffn_by_hand, random_network, steps
 
@@ -30,6 +31,13 @@ def test_no_node_exceeds_the_highest_log_odds() -> None:
     x = torch.stack([logp, (torch.arange(4000) % 9 - 4.0)], 1)
     assert float(build_log_odds(table)(x).max()) <= highest_log_odds(table) + 1e-6
     assert highest_log_odds(random_network(0)) == math.inf
+
+
+def test_a_number_beyond_float32_is_refused() -> None:
+    fields = random_network(0).model_dump()
+    fields["w2"] = (1e39, *fields["w2"][1:])
+    with pytest.raises(ValidationError, match=r"w2.*\s.*exceeds float32"):
+        FfnScorer(**fields)
 
 
 @pytest.mark.parametrize("name", ["phi", "coin", "joint_prob "])

@@ -170,14 +170,17 @@ def test_highest_bin_is_the_base_tree() -> None:
     assert drafter.num_expansions == 1, "no level is drafted that nobody wants"
 
 
-def test_phi_on_an_edge_goes_left() -> None:
+@pytest.mark.parametrize(("alpha", "low", "high"), [(2, 6, 8), (0, 4, 7)])
+def test_phi_on_an_edge_goes_left(alpha: int, low: int, high: int) -> None:
+    """Bins of ceil(0.5 · 7 + 2) and ceil(1.0 · 7 + 1) nodes; alpha 0 extends none: ceil(0.5 · 7)
+    and 7."""
     pool, _, _ = grow(build_shape(BASE), [random_law(0)])
     edge = float(phi(pool))
-    _, on_edge, _ = grow(build_shape(hetero(edges=(edge,))), [random_law(0)])
+    _, on_edge, _ = grow(build_shape(hetero(edges=(edge,), alpha=alpha)), [random_law(0)])
     below = float(torch.nextafter(torch.tensor(edge), torch.tensor(0.0)))
-    _, above, _ = grow(build_shape(hetero(edges=(below,))), [random_law(0)])
-    assert int(on_edge.num_nodes) == 6  # the low bin
-    assert int(above.num_nodes) == 8  # the high bin: ceil(1.0 · 7 + 1)
+    _, above, _ = grow(build_shape(hetero(edges=(below,), alpha=alpha)), [random_law(0)])
+    assert int(on_edge.num_nodes) == low
+    assert int(above.num_nodes) == high
 
 
 # --------------------------------------------------------------------------- order

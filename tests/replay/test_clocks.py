@@ -107,6 +107,9 @@ def test_a_wrong_name_is_told_the_right_ones(tmp_path: Path, monkeypatch: Any) -
     own = table_model()
     Path("line").write_bytes(own.to_bytes())
     assert load_cost_model(Path("line")) == own, "a file of that name stands for itself"
+    Path("other").write_bytes(b'{"trace_version": 1}')
+    with pytest.raises(InputError, match="it has no kind"):
+        load_cost_model(Path("other"))
 
 
 def said(model: CostModel, steps: Steps) -> list[str]:

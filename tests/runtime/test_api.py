@@ -1,4 +1,4 @@
-"""The Python API has the names of other libraries, and a policy can be printed."""
+"""The Python API has the names of other libraries, and its values can be printed."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def test_lengths_have_the_names_of_transformers_and_of_vllm(decoder: Decoder) ->
     decoder.generate("def add(", max_tokens=6, max_new_tokens=6)
     with pytest.raises(UsageError, match=r"\(6\) and max_tokens \(7\) mean the same"):
         decoder.generate("def add(", max_new_tokens=6, max_tokens=7)
+
+
+def test_values_can_be_read(decoder: Decoder) -> None:
+    pair = "Pair('embedded', 'embedded', float32 on cpu)"
+    assert repr(decoder) == f"Decoder({pair}, policy='chain', batch_size=1)"
+    [answer] = decoder.generate("def add(", max_new_tokens=2)
+    assert repr(answer).startswith(f"Generation({answer.text!r}, 'length', Metrics(2 tokens, ")
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)

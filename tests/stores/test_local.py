@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from specctl.errors import StoreError
-from specctl.stores import KeyAbsentError, KeyTakenError, LocalStore, create, local, open_store
+from specctl.stores import (
+    KeyAbsentError,
+    KeyTakenError,
+    LocalStore,
+    UnreadableError,
+    create,
+    local,
+    open_store,
+)
 from specctl.stores.local import MAX_DEPTH
 from tests.collect.power import Recorder, path_of, states
 
@@ -43,6 +51,28 @@ def test_a_failure_to_read_is_not_a_matter_of_space(
             read()
     with pytest.raises(StoreError, match="free space"):
         store.put_new("a/c", b"1")
+
+
+def test_a_folder_that_is_closed_to_the_user_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a teammate with a umask of 077. Root may enter everything, so the refusal is made up."""
+    store, real = open_store(tmp_path), local.enter
+    store.put_new("log/a/1", b"1")
+
+    def enter(above: int, name: str) -> int:
+        if name == "a":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        return real(above, name)
+
+    monkeypatch.setattr(local, "enter", enter)
+    for attempt in (
+        lambda: store.get("log/a/1", max_bytes=9),
+        lambda: list(store.objects("log")),
+        lambda: store.put_new("log/a/2", b"1"),
+    ):
+        with pytest.raises(UnreadableError, match=r"log/a is closed to this user.*chmod"):
+            attempt()
 
 
 def test_bytes_found_in_place_count_only_once_their_name_is_synced(

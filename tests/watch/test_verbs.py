@@ -20,6 +20,7 @@ from specctl.errors import TraceMismatchError, UsageError
 from specctl.logs.parquet import drop_prompts, join_tables
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import StaticTree
+from specctl.replay.cost.files import save_cost_model
 from specctl.replay.tune.candidates import parse_families
 from specctl.runtime.words import resolve_policy
 from specctl.stats import Interval, split_prompts
@@ -27,6 +28,7 @@ from specctl.watch.price import check_pair
 from specctl.watch.recalibrate import COMPARED, Recalibration, families_to_search
 from specctl.watch.signals import read_prompts
 from tests.cli.command import passes, refuses, specctl, write_lines
+from tests.replay.costs import table_model
 from tests.replay.tune_cases import linear_file
 
 SERVED = "threshold:depth=6:top_k=4"
@@ -115,6 +117,10 @@ def test_an_alarm_says_what_the_change_costs(
     cost = json.loads(timed.out)["price"]
     assert cost["static_over_deployed"]["low"] <= cost["static_over_deployed"]["value"]
     assert cost["why_not"] is None
+    save_cost_model(table_model(), tmp_path / "bare.json")
+    cost = json.loads(specctl(*words, "--cost-model", tmp_path / "bare.json").out)["price"]
+    assert cost["static_over_deployed"] is None
+    assert "decisions of threshold" in cost["why_not"]
     few = tmp_path / "few"
     short = ("--dense", "--depth", 6, "--children", 4, "--limit", 4, *LENGTH)
     passes("collect", "embedded", "-o", few, *short)
@@ -285,6 +291,9 @@ def test_a_better_policy_is_written_and_promoted(dense: Path, costs: Path, tmp_p
     verb = ("recalibrate", dense, "--cost-model", costs, "--held-out", 0.5, "--threads", 1)
     bad = ("--policy", "chain:num_draft_tokens=1")
     name = ("--promote", "tiny+head@cpu:all@prod", "--registry", registry)
+    for wrong in ("Bad Name@prod", "--registry", registry), (name[1], "--registry", tmp_path):
+        refuses(7, *verb, *bad, "-o", tmp_path / "again", "--promote", *wrong)
+    assert not (tmp_path / "again").exists(), "refused before the search"
     said = specctl(*verb, *bad, "-o", tmp_path / "again", *name, "--json")
     assert said.code == 0, said
     found = json.loads(said.out)

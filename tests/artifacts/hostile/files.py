@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import shutil
+import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,6 +64,7 @@ KINDS: dict[str, Callable[[Path, Path], object]] = {
     "link": lambda path, outside: path.symlink_to(outside),
     "hard link": lambda path, outside: os.link(outside, path),
     "pipe": lambda path, outside: os.mkfifo(path),
+    "socket": lambda path, outside: os.mknod(path, stat.S_IFSOCK | 0o600),
     "folder": lambda path, outside: path.mkdir(),
     "dangling link": lambda path, outside: path.symlink_to("nowhere"),
 }
