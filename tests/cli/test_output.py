@@ -142,7 +142,7 @@ FIT = ("--epochs", 1, "--min-steps", 1, "--hidden", 4, "--held-out", 0.4)
 def test_a_fit_freezes_what_it_names(nodes: Path, tmp_path: Path) -> None:
     """The digest in the artifact opens the rows of the fit, after others were added too."""
     traces, out = tmp_path / "traces", tmp_path / "policy"
-    shutil.copytree(nodes, traces)
+    shutil.copytree(nodes, traces, ignore=shutil.ignore_patterns("snapshots"))  # of other fits
     num_prompts = len(TraceSet.open(traces).prompt_ids)
     passes("fit", "c2t", traces, "-o", out, *FIT)
     named = json.loads((out / "config.json").read_text())["evidence"]["trace_digest"]
@@ -159,7 +159,7 @@ def test_a_fit_of_traces_that_it_cannot_write_says_so_and_goes_on(
 ) -> None:
     """As for another team's traces; a folder's own permissions do not stop root, who runs CI."""
     traces = tmp_path / "traces"
-    shutil.copytree(nodes, traces)
+    shutil.copytree(nodes, traces, ignore=shutil.ignore_patterns("snapshots"))  # of other fits
 
     def refuse(store: LocalStore, key: str, data: bytes) -> None:
         raise StoreError(f"{key}: expected a right to write, found none", hint="ask for it")
