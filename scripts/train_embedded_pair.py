@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import shutil
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -154,7 +153,7 @@ def run_publish(place: eagle3.Workplace) -> None:
         "sources": {path.name: sha256(path.read_bytes()).hexdigest() for path in given.text},
         "text": {"num_rows": len(rows), "num_tokens": sum(len(row.answer_ids) for row in rows)},
         "last_of_logs": {name: log[-2:] for name, log in logs.items()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "torch": torch.__version__,
         "evaluation": {
             name: evaluation.acceptance(out / "target", out / name, prompts)
             for name in ("eagle3", "small")

@@ -159,7 +159,7 @@ def describe_violation(error: ValidationError) -> str:
     """First violation of a pydantic error: `field: message`, or the message without a field."""
     place, rule, kind, is_value = violated_rule(error)
     known = {"extra_forbidden": "there is no such field", "missing": "it is missing"}
-    known["json_invalid"] = "text that is no JSON"
+    known |= {"json_invalid": "text that is no JSON", "union_tag_not_found": "it has no kind"}
     text = known.get(kind, f"not {rule}" if is_value else rule)
     return f"{'.'.join(place)}: {text}" if place else text
 

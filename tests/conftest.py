@@ -61,12 +61,14 @@ def _policies_do_not_fail(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes every clock for a good one, checked on one prompt: other work is not its subject."""
+    """Takes every clock for a good one, checked by plain decoding: other work is no subject."""
     from specctl.cli import judging
-    from specctl.replay.cost import live, model
+    from specctl.replay.cost import live, model, profile
 
     monkeypatch.setattr(model, "LARGEST_ERROR", float("inf"))
     monkeypatch.setattr(live, "NUM_PASSES", 1)
+    monkeypatch.setattr(profile, "NUM_TIMED_QUICK", 1)
+    monkeypatch.setattr(profile, "checked_policies", lambda *_: [profile.PLAIN])
     monkeypatch.setattr(judging, "NUM_CHECKED", 1)
 
 
@@ -74,6 +76,7 @@ LONG = (
     "test_docs", "test_interpreted", "test_equality", "test_captured_rounds", "test_interrupt",
     "test_verbs", "test_ray", "test_arrows", "test_vllm", "test_examples", "test_policies",
     "test_packaging", "test_spread_target", "test_models", "test_signals", "test_units",
+    "test_notebook",
 )  # fmt: skip
 """Modules of few tests that take long: begun first, lest one worker is left with them at the end.
 Makefile's --no-loadscope-reorder keeps that order; pytest-xdist's own begins with many tests."""

@@ -6,11 +6,9 @@ or for annotations alone hides a cycle from Python, not from a reader.
 
 from __future__ import annotations
 
-from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
+from graphlib import TopologicalSorter
 
 import grimp
-import pytest
 
 Graph = dict[str, set[str]]
 
@@ -29,32 +27,3 @@ def test_no_test_module_is_a_library() -> None:
     imported = {name.rpartition(".")[2] for found in graph_of("tests").values() for name in found}
     found = {name for name in imported if name.startswith("test_")}
     assert not found, "move what several tests need to a module that holds no test"
-
-
-@pytest.mark.parametrize(
-    ("b", "is_cycle"),
-    [
-        ("def f():\n    from looped import a", True),
-        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from looped.a import x", True),
-        ("import json", False),
-    ],
-)
-def test_cycles_of_every_kind_are_seen(
-    b: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_cycle: bool
-) -> None:
-    """a imports b; c imports a."""
-    (tmp_path / "looped").mkdir()
-    for name, text in {
-        "__init__": "",
-        "a": "import looped.b",
-        "b": b,
-        "c": "import looped.a",
-    }.items():
-        (tmp_path / "looped" / f"{name}.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    sorter = TopologicalSorter(graph_of("looped"))
-    if is_cycle:
-        with pytest.raises(CycleError):
-            sorter.prepare()
-    else:
-        sorter.prepare()

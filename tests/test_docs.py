@@ -137,14 +137,6 @@ def test_links_lead_to_files() -> None:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
-def test_lines_are_wrapped_at_100() -> None:
-    """Apart from what cannot be broken: rows of tables, and drawings."""
-    for page in [*PAGES, ROOT / "CHANGELOG.md"]:
-        text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-        long = [line for line in text.splitlines() if len(line) > 100 and line[0] != "|"]
-        assert not long, page.name
-
-
 def test_dependencies_are_those_of_the_project() -> None:
     page = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
     stated = set(re.findall(r"^\| `([\w-]+)` \| `([^`]+)` \|", page, re.MULTILINE))

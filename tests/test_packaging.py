@@ -28,11 +28,10 @@ OF_THE_BUILD = {"PKG-INFO", ".gitignore"}
 
 @dataclass(frozen=True)
 class Built:
-    """An sdist, the wheel that was built from it, and the wheel of the checkout."""
+    """An sdist, and the wheel that was built from it."""
 
     sdist: Path
     wheel: Path
-    from_checkout: Path
 
     @property
     def metadata(self) -> Message:
@@ -47,26 +46,14 @@ class Built:
             return files.read(name).decode()
 
 
-def run(*command: object) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *map(str, command)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    dist, other = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("checkout")
-    run("build", "--no-isolation", "--outdir", dist)
-    run("hatchling", "build", "-t", "wheel", "-d", other)
-    [sdist], [wheel], [from_checkout] = dist.glob("*.tar.gz"), dist.glob("*.whl"), other.iterdir()
-    return Built(sdist, wheel, from_checkout)
-
-
-def test_wheel_of_the_sdist_is_that_of_the_checkout(built: Built) -> None:
-    assert built.wheel.name == built.from_checkout.name
-    assert built.wheel.read_bytes() == built.from_checkout.read_bytes()
+    dist = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [sdist], [wheel] = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    return Built(sdist, wheel)
 
 
 def test_wheel_has_the_package_with_its_data_and_nothing_else(built: Built) -> None:
@@ -102,8 +89,8 @@ def listed(*which: str) -> set[str]:
 
 
 def test_an_index_would_take_both(built: Built) -> None:
+    """By size; `make dist` asks twine."""
     assert max(built.sdist.stat().st_size, built.wheel.stat().st_size) < MAX_BYTES
-    assert run("twine", "check", "--strict", built.sdist, built.wheel).count("PASSED") == 2
 
 
 def test_readme_of_the_index_has_no_link_into_the_checkout(built: Built) -> None:
@@ -127,14 +114,6 @@ def test_entry_points_lead_to_code(built: Built) -> None:
     }  # fmt: skip
     for group in found.sections():
         assert callable(EntryPoint("specctl", found[group]["specctl"], group).load())
-
-
-def test_package_cites_only_what_is_published() -> None:
-    """Working notes lie beside the repository, not in it."""
-    files = [*(ROOT / "specctl").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
-    private = re.compile(r"\bnotes/[\w-]+\.md")
-    found = [str(one.relative_to(ROOT)) for one in files if private.search(one.read_text("utf-8"))]
-    assert set(found) <= {"docs/LOG.md"}
 
 
 # --------------------------------------------------------------------------- one version

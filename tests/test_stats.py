@@ -219,9 +219,10 @@ def test_swaps_of_two_prompts_by_hand() -> None:
 
 
 @pytest.mark.parametrize("num_prompts", [8, 20])
-def test_swaps_ring_as_often_as_they_say(num_prompts: int) -> None:
+def test_swaps_ring_as_often_as_they_say(num_prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of the same distribution, paired and heavy-tailed: p is at most .05 in 5 of 100; 1,000
-    streams would show .07."""
+    streams would show .07. Of 20 prompts 1,000 swaps are drawn, not 20,000."""
+    monkeypatch.setattr("specctl.stats.NUM_SWAPS", 1000)
     rng, found = np.random.default_rng(0), []
     for _ in range(1000):
         prompt = rng.pareto(2, (num_prompts, 1)) + 1

@@ -2,14 +2,15 @@
 
     python -m scripts.train_eagle3 --target DIR --data DIR --work-dir work-head
 
-The stages text, features, head and evaluate run in this order; each reads the files of the
-stages before it and goes on where it was stopped.
+The stages text, features, head, evaluate and publish run in this order; each reads the files of
+the stages before it and goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,10 @@ from transformers import AutoModelForCausalLM
 from specctl import Decoder
 from specctl.runtime.identity import load_tokenizer, quietly
 
-from . import evaluation, features, head, own_text, prompts, training
+from . import card, evaluation, features, head, own_text, prompts, training
+
+Stages = Mapping[str, Callable[["Workplace"], None]]
+CARD = ("draft_vocab", "intermediate_size", "steps", "rows", "slot_frac", "soft_frac", "seed")
 
 
 def new_parser(text: str | None, stages: Iterable[str]) -> argparse.ArgumentParser:
@@ -43,12 +47,9 @@ def new_parser(text: str | None, stages: Iterable[str]) -> argparse.ArgumentPars
     add("--draft-vocab", type=int, default=8192, help="size of the draft vocabulary")
     add("--intermediate-size", type=int, default=1536, help="width of the head's MLP")
     add("--layers", type=int, nargs=3, help="target layers whose inputs are fused")
-    add("--muon-lr", type=float, default=training.Schedule.muon_lr)
-    add("--adam-lr", type=float, default=training.Schedule.adam_lr)
     add("--train-tokens", type=int, default=1 << 60, help="at most, of the own text")
     add("--name", default="head", help="of the checkpoint and its log in the work folder")
     add("--keep-every", type=int, default=600, help="steps between heads that are kept")
-    add("--drafter", type=Path, help="head to evaluate; by default the last one")
     add("--seed", type=int, default=11)
     add("--threads", type=int, default=2)
     add("--device", default="cpu")
@@ -119,9 +120,6 @@ class Workplace:
         return head.new_head(target, ids.to(given.device), size, layers).to(given.device)
 
 
-Stage = Callable[[Workplace], None]
-
-
 def run_text(place: Workplace) -> None:
     """Answers of the target to the prompts of the data sets."""
     place.write_text(prompts.chat_prompts(place.given.data, place.tokenizer))
@@ -159,22 +157,33 @@ def run_head(place: Workplace) -> None:
             head.save_head(drafter, place.trained_head(num_steps))
         return evaluation.agreement(head_loss, held_out, given.device)
 
-    schedule = training.Schedule(given.steps, muon_lr=given.muon_lr, adam_lr=given.adam_lr)
+    schedule = training.Schedule(given.steps)
     batches, path = train.batches(given.rows, given.seed), place.folder / f"{given.name}.pt"
     training.run(drafter, schedule, batches, loss_of, path, evaluate)
 
 
 def run_evaluate(place: Workplace) -> None:
-    """Acceptance length on Spec-Bench prompts that were not trained on, by category."""
+    """Acceptance length of each head that training kept, on Spec-Bench prompts that none was
+    trained on, by category."""
     given = place.given
     rows = evaluation.bench_rows(given.data / "spec_bench_dev.jsonl", place.tokenizer)
-    folder = given.drafter or place.trained_head()
-    found = json.dumps(evaluation.acceptance(given.target, folder, rows), indent=2)
-    (folder / "evaluation.json").write_text(found + "\n")
-    print(found)
+    for folder in sorted(place.folder.glob(f"{given.name}-[0-9]*")):
+        if not (folder / "evaluation.json").exists():
+            found = json.dumps(evaluation.acceptance(given.target, folder, rows), indent=2)
+            (folder / "evaluation.json").write_text(found + "\n")
 
 
-def run_stages(given: argparse.Namespace, stages: Mapping[str, Stage]) -> None:
+def run_publish(place: Workplace) -> None:
+    """Writes the last head with its model card, `README.md`."""
+    given, rows = place.given, place.rows()
+    facts = {"layers": place.layers(place.target())} | {name: getattr(given, name) for name in CARD}
+    shutil.copytree(place.trained_head(), given.out, dirs_exist_ok=True)
+    trained_on = [rows[number] for number in place.train_numbers()]
+    text = card.card(place.folder, given.name, given.target.stem, trained_on, facts)
+    (given.out / "README.md").write_text(text, encoding="utf-8")
+
+
+def run_stages(given: argparse.Namespace, stages: Stages) -> None:
     """Runs the chosen stage, or all in order."""
     torch.set_num_threads(given.threads)
     torch.manual_seed(given.seed)
@@ -185,11 +194,12 @@ def run_stages(given: argparse.Namespace, stages: Mapping[str, Stage]) -> None:
 
 def main() -> None:
     """Trains a head for the target that the command line names."""
-    order = (run_text, run_features, run_head, run_evaluate)
+    order = (run_text, run_features, run_head, run_evaluate, run_publish)
     stages = {stage.__name__.removeprefix("run_"): stage for stage in order}
     parser = new_parser(__doc__, stages)
     parser.add_argument("--target", type=Path, required=True, help="its folder or GGUF file")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prompts' data sets")
+    parser.add_argument("--out", type=Path, default=Path("head"), help="folder of the final head")
     run_stages(parser.parse_args(), stages)
 
 

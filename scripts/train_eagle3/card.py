@@ -18,45 +18,44 @@ def card(folder: Path, name: str, title: str, rows: Sequence[Row], facts: dict[s
     Args:
         folder: work folder of the training, with its log and the evaluated heads.
         name: of the head's checkpoint. title: of the target. rows: text that was trained on.
-        facts: settings to name, in order.
+        facts: settings of the training, in order.
     """
     log: dict[int, dict[str, Any]] = defaultdict(dict)  # a step that was checked has two lines
     for row in read_lines(folder / f"{name}.jsonl"):
         log[row["step"]] |= row
-    checks = [row for row in log.values() if "validation" in row]
-    paths = folder.glob(f"{name}-[0-9]*/evaluation.json")
-    steps_of = {int(p.parent.name.removeprefix(f"{name}-")): p for p in paths}
-    found = {steps: json.loads(p.read_text("utf-8")) for steps, p in steps_of.items()}
-    final = found.pop(max(found))
+    for path in folder.glob(f"{name}-[0-9]*/evaluation.json"):
+        steps = int(path.parent.name.removeprefix(f"{name}-"))
+        log[steps]["found"] = json.loads(path.read_text("utf-8"))
+    last = log[max(log)]
+    final, num_unrolled = last["found"], len(last["validation"]["agreement"])
     policies = [policy for policy in final if isinstance(final[policy], dict)]
-    curve = [
-        (step, f"{log[step]['cpu_s'] / 3600:.1f}", *(f"{one[p]['all']:.2f}" for p in policies))
-        for step, one in sorted(found.items())
-    ]
     categories = [
         (category, *(f"{final[policy][category]:.2f}" for policy in policies))
         for category in final[policies[0]]
     ]
+    curve = []
+    for step, row in sorted(log.items()):
+        if check := row.get("validation"):
+            taus = (f"{row['found'][p]['all']:.2f}" if "found" in row else "" for p in policies)
+            hours = f"{row['cpu_s'] / 3600:.1f}"
+            curve.append((step, hours, check["loss"], *check["agreement"], *taus))
+    steps_ahead = [f"step {number + 1}" for number in range(num_unrolled)]
     counts, tokens = Counter(row.source for row in rows), Counter[str]()
     for row in rows:
         tokens[row.source] += len(row.answer_ids)
     sources = [(source, f"{num:,}", f"{tokens[source]:,}") for source, num in counts.most_common()]
-    steps = [f"step {number + 1}" for number in range(len(checks[-1]["validation"]["agreement"]))]
-    agreement = [
-        (row["step"], row["validation"]["loss"], *row["validation"]["agreement"]) for row in checks
-    ]
     template = Path(__file__).with_name("card.md").read_text("utf-8")
     return template.format(
         **{name: final[name] for name in ("num_prompts", "max_new_tokens")},
         title=title,
-        facts=table(("fact", "value"), facts.items()),
+        facts=table(("setting", "value"), facts.items()),
         categories=table(("category", *policies), categories),
-        curve=table(("steps", "CPU hours", *policies), curve),
-        agreement=table(("steps", "loss", *steps), agreement),
+        curve=table(("updates", "CPU hours", "loss", *steps_ahead, *policies), curve),
         sources=table(("source", "answers", "tokens"), sources),
         num_rows=len(rows),
         num_tokens=sum(tokens.values()),
-        cpu_hours=log[max(log)]["cpu_s"] / 3600,
+        steps=max(log),
+        cpu_hours=last["cpu_s"] / 3600,
     )
 
 

@@ -117,10 +117,9 @@ class HeadLoss:
     def __init__(self, head: Eagle3Head, unembedding: Tensor, soft_frac: float) -> None:
         self.head, self.soft_frac = head, soft_frac
         self.teacher_rows = unembedding[head.target_ids].to(torch.bfloat16)
-        self.to_draft = torch.full((len(unembedding),), -1, device=unembedding.device)
-        self.to_draft[head.target_ids] = torch.arange(
-            len(head.target_ids), device=unembedding.device
-        )
+        draft_ids = torch.arange(len(head.target_ids), device=unembedding.device)
+        self.to_draft = draft_ids.new_full((len(unembedding),), -1)
+        self.to_draft[head.target_ids] = draft_ids
 
     def __call__(self, example: Example, slots: Tensor) -> tuple[Tensor, list[float]]:
         """Weighted cross-entropy in nats over the steps, and agreement of each step."""

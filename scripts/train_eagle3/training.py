@@ -64,8 +64,7 @@ def run(
         evaluate: values after a number of steps for a line of the log, every `EVAL_EVERY` steps
             and at the end.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parts, done = optimizers(model, schedule), {"step": 0, "num_tokens": 0, "wall_s": 0, "cpu_s": 0}
+    parts, done = optimizers(model, schedule), {"step": 0, "num_tokens": 0, "cpu_s": 0}
     rates = [part.param_groups[0]["lr"] for part in parts]
     if path.exists():
         saved = torch.load(path, weights_only=True)
@@ -78,7 +77,7 @@ def run(
         with path.with_suffix(".jsonl").open("a") as file:
             file.write(json.dumps(values) + "\n")
 
-    wall, cpu = time.time() - done["wall_s"], time.process_time() - done["cpu_s"]
+    cpu = time.process_time() - done["cpu_s"]
     for step, batch in islice(enumerate(batches), done["step"], schedule.num_steps):
         loss, facts = loss_of(step, batch)
         loss.backward()
@@ -90,7 +89,6 @@ def run(
         done = {
             "step": step + 1,
             "num_tokens": done["num_tokens"] + facts.pop("num_tokens"),
-            "wall_s": time.time() - wall,
             "cpu_s": time.process_time() - cpu,
         }
         is_last = step + 1 == schedule.num_steps

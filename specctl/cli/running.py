@@ -179,14 +179,12 @@ def texts_of(conversations: Sequence[Conversation]) -> list[str]:
 
 def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
     """The table of `specctl run`: one row a policy."""
-    counts, phases = ("tokens/s", "× ar", "τ", "calls", "verified"), ("draft", "verify", "policy")
     from specctl.stats import Interval  # brings numpy
 
-    has_plain = any(row["paired"] for row in rows)
     cells = []
     for row in rows:
         wall = row["wall_us"] or 1.0
-        spent = [row[f"{phase}_us"] for phase in phases]
+        spent = [row[f"{phase}_us"] for phase in ("draft", "verify", "policy")]
         spent.append(row["other_us"] + row["prefill_us"])
         cells.append(
             [
@@ -200,8 +198,9 @@ def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
             ]
         )
     shares = ("draft", "verify", "decide", "other")
-    heads = ("policy", *counts, *shares)
-    wide = ("verified", *shares, *(() if has_plain else ("× ar",)))
+    base = next((row["policy"] for row in rows if not row["paired"]), "")
+    heads = ("policy", "tokens/s", f"× {base}", "τ", "calls", "verified", *shares)
+    wide = ("verified", *shares, *(() if rows[1:] else (heads[2],)))
     return Table(title, heads, cells, wide=wide)
 
 

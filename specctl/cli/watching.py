@@ -166,7 +166,8 @@ def recalibrate(
     from specctl.cli import registry as publishing
     from specctl.durable import prepare_folder, write_whole
     from specctl.records import json_bytes
-    from specctl.registry.names import parse_new_alias
+    from specctl.registry import open_registry
+    from specctl.registry.names import parse_name, parse_new_alias
     from specctl.replay.tune.verdict import POLICY_FOLDER
     from specctl.runtime.words import resolve_policy
     from specctl.watch import recalibrate as room
@@ -175,9 +176,11 @@ def recalibrate(
     name, _, alias = (promote or "").rpartition("@")
     place = registry or os.environ.get("SPECCTL_REGISTRY")
     if promote is not None:
+        parse_name(name)
         parse_new_alias(alias)
         if not place:
             raise UsageError("--promote needs --registry, or SPECCTL_REGISTRY")
+        open_registry(place)  # before the search
     opened = open_to_fit(traces)
     named = resolve_policy(policy, opened.fingerprint, allow_lossy=True)
     prepare_folder(out)
@@ -191,10 +194,8 @@ def recalibrate(
             f"recalibrated on {opened.digest[:19]}: x {found.against_deployed.text('.3f')} of the "
             f"deployed policy, x {found.against_static.text('.3f')} of the best static setting"
         )
-        given = {**writing.values, "reason": reason}
-        moved = publishing.push(
-            folder=out / POLICY_FOLDER, name=name, registry=place, alias=alias, **given
-        )
+        given = {**writing.values, "reason": reason, "registry": place, "alias": alias}
+        moved = publishing.push(folder=out / POLICY_FOLDER, name=name, **given)
         assert moved is not None
         data["promoted"], parts = moved.data, [*parts, *moved.parts]
     write_whole(out / "recalibration.json", json_bytes(data), "recalibration")

@@ -91,7 +91,7 @@ class ReplayConfig(BaseModel):
         """Raises `UsageError` of a baseline that is no policy, or an option without effect."""
         if not 1 <= self.baseline <= len(self.specs):
             raise UsageError(
-                f"--baseline {self.baseline}: only {len(self.specs)} policies are given",
+                f"--baseline {self.baseline} is not from 1 to {len(self.specs)}",
                 hint="count the --policy options from 1",
             )
         if self.has_load:

@@ -185,12 +185,12 @@ SERVING: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 
 def speeds(scores: TraceFacts, baseline: str, found: dict[str, Interval | float]) -> list[str]:
-    """One line on the speed of each policy that can win, with the clock.
+    """One line on the speed of each policy that can win, with the clock; none of a barred baseline.
 
     Args:
         found: known speeds over the baseline's, by policy.
     """
-    if scores.clock is None or not found:
+    if scores.clock is None or not found or not scores.can_win(baseline):
         return []
     texts = [
         f"{policy} × {gain.text('.2f') if isinstance(gain, Interval) else f'{gain:.2f}'}"

@@ -170,7 +170,7 @@ def _answer(
         place = f"when it ran on {run.facts.device}, {count(run.facts.num_prompts, 'prompt')}"
         for one in run.policies:
             of_tune = one.artifact_digest is not None and one.artifact_digest == given.artifact
-            if one.paired is not None and (of_tune or one.policy == given.setting):
+            if one.paired and run.has_plain and (of_tune or one.policy == given.setting):
                 shown.append((f"× {one.paired.speedup.text('.2f')}", f"{TIMES_PLAIN} {place}"))
     rungs = () if ladder is None else ladder.rungs
     limits = [rung for rung in rungs if rung.kind in LIMITS]
@@ -186,20 +186,9 @@ def _answer(
         shown.append(("(not comparable)", f"the best possible: {other}"))
     if ladder is not None:
         known = {point.label for point in points}
-        points = [
-            *points,
-            *(
-                Point(
-                    r.label,
-                    r.mean_acceptance_length,
-                    r.against_plain,
-                    r.kind,
-                    ladder.marks(r.label),
-                )
-                for r in rungs
-                if r.kind in RUNNABLE and r.label not in known
-            ),
-        ]
+        new = [r for r in rungs if r.kind in RUNNABLE and r.label not in known]
+        shapes = [(r.label, r.mean_acceptance_length, r.against_plain, r.kind) for r in new]
+        points = [*points, *(Point(*shape, ladder.marks(shape[0])) for shape in shapes)]
     figure = _picture(given, points, limits)
     return Section(
         "recommendation",

@@ -24,7 +24,7 @@ from specctl.watch.drift import DriftScores
 
 
 class RunPaired(ResultRecord):
-    """A policy beside plain decoding, prompt by prompt; see `runtime.compare.Paired`."""
+    """A policy beside plain decoding or the first one; see `runtime.compare.Paired`."""
 
     speedup: Interval
     num_turns: int
@@ -69,6 +69,11 @@ class RunScores(ResultRecord):
 
     policies: tuple[RunPolicy, ...] = Field(min_length=1)
     facts: RunFacts
+
+    @property
+    def has_plain(self) -> bool:
+        """Whether `paired` is beside plain decoding, the only policy that always equals it."""
+        return any(one.paired is None and one.equal_to_ar for one in self.policies)
 
 
 @dataclass(frozen=True)

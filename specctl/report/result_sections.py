@@ -56,17 +56,15 @@ def policies_section(replay: ReplayScores) -> Section:
 def runs_section(run: RunScores) -> Section:
     """Measured policies, in wall time."""
     facts, same = run.facts, [one.policy for one in run.policies if one.equal_to_ar]
-    reading = facts.verdict or "Plain decoding did not run, so there is no verdict on speed."
+    reading = facts.verdict or "One policy ran, so there is no verdict on speed."
     if differ := [one.policy for one in run.policies if one.equal_to_ar is False]:
         reading += f" The texts of {listed(differ)} differ from plain decoding's."
     elif same:
         reading += " All texts equal plain decoding's, token for token."
-    waiting = (
-        ""
-        if facts.waiting_frac is None
-        else (f"; {facts.waiting_frac:.0%} of the time was waiting for a processor")
-    )
-    columns = ("policy", "calls", "verified", "τ", "tokens/s", "× plain")
+    part = facts.waiting_frac
+    waiting = "" if part is None else f"; {part:.0%} of the time was waiting for a processor"
+    over = "× plain" if run.has_plain else f"× {run.policies[0].policy}"
+    columns = ("policy", "calls", "verified", "τ", "tokens/s", over)
     rows = [
         (
             one.policy,

@@ -116,7 +116,7 @@ class RunResult:
     conversations: list[Conversation]  # in prompt order
     metrics: Metrics
     turns: Floats  # `[T, 2]` tokens and seconds of each turn: of a prompt, or of a batch of prompts
-    paired: Paired | None = None  # with plain decoding; None for itself, or without it
+    paired: Paired | None = None  # with plain decoding, or else the first; None for itself
     divergences: list[Divergence] | None = None
     """From plain decoding; None if it did not run, or if drafts were drawn."""
     graphs: GraphCounters = field(default_factory=GraphCounters)  # warm-up included
@@ -251,8 +251,7 @@ def result_of(named: NamedPolicy, turns: Sequence[Turn], decoder: Decoder) -> Ru
 
 
 def verdict(results: Sequence[RunResult]) -> str:
-    """A sentence on the fastest policy and whether drafting pays; empty unless plain decoding and
-    another policy ran."""
+    """A sentence on the fastest policy, beside plain decoding or else the first; empty of one."""
     beside = {run.named.label: run.paired for run in results if run.paired is not None}
     if not beside:
         return ""
@@ -267,14 +266,15 @@ def verdict(results: Sequence[RunResult]) -> str:
         for word in ("faster", "not told apart")
     )
     best = (faster or ranked)[0]
-    times = f"{beside[best].speedup.text('.2f')} times as fast as plain decoding"
+    plain = next((run for run in results if isinstance(run.named.policy.shape, RootOnly)), None)
+    base = "plain decoding" if plain else results[0].named.label
+    times = f"{beside[best].speedup.text('.2f')} times as fast as {base}"
     times += f" ({num_turns} turns of all policies)"
     if not faster and unclear:
-        return (
-            f"Not told apart from plain decoding: {', '.join(unclear)}; {unclear[0]} was {times}."
-        )
+        return f"Not told apart from {base}: {', '.join(unclear)}; {unclear[0]} was {times}."
     if not faster:
-        return f"Drafting did not pay here: the best of it, {best}, was {times}."
+        what = "Drafting did not pay here: the best of it" if plain else f"Fastest: {base}; next"
+        return f"{what}, {best}, was {times}."
     sums = {run.named.label: run.turns for run in results}
     close = [
         label
@@ -285,15 +285,14 @@ def verdict(results: Sequence[RunResult]) -> str:
 
 
 def checked_against_plain(runs: list[RunResult], pair: Pair) -> list[RunResult]:
-    """The runs with speedups and divergences from plain decoding, if that is among them."""
+    """The runs with divergences from plain decoding, and speedups over it or else the first."""
     plain = next((run for run in runs if isinstance(run.named.policy.shape, RootOnly)), None)
-    if plain is None:
-        return runs
+    base = plain or runs[0]
     return [
         replace(
             run,
-            paired=None if run is plain else paired(run.turns, plain.turns),
-            divergences=None if _draws_drafts(run) else _divergences(plain, run, pair),
+            paired=None if run is base else paired(run.turns, base.turns),
+            divergences=None if not plain or _draws_drafts(run) else _divergences(plain, run, pair),
         )
         for run in runs
     ]

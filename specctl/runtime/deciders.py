@@ -28,6 +28,7 @@ from specctl.kernels.policy_eval import (
     prune_level,
 )
 from specctl.kernels.policy_eval.layout import (
+    COLUMNS,
     BinTable,
     GateTable,
     Network,
@@ -263,11 +264,7 @@ def not_by_kernels(shape: Shape, rule: ShapeRule) -> str | None:
     if shape_family(shape).kernel != "static":
         table = table_of(shape)
         if table is None:
-            return f"shape {shape.kind} has torch rules only"
-        if isinstance(table, PruneTable) and table.own == "given":
-            return "its scorer has no kernel"
-        if isinstance(table, PruneTable) and table.network and table.network.extra:
-            return f"no kernel computes {', '.join(table.network.extra)}"
+            return f"no kernel decides shape {shape.kind} with these parameters"
     geometry = Geometry.of(rule)
     sizes = (
         ("slots of a pool", geometry.capacity, MAX_SLOTS),
@@ -294,7 +291,7 @@ def decider_of(
 
 
 def table_of(shape: Shape) -> Table | None:
-    """The parameters of a shape's decision kernel; None if it has none.
+    """The parameters of a shape's decision kernel; None if no kernel decides it.
 
     Thresholds are rounded to float32 as in the torch rule.
     """
@@ -324,17 +321,16 @@ def _pruning(shape: JointThreshold | ScoredTree) -> PruneTable | None:
         return None  # a level's sum is no parameter of the kernel
     if isinstance(shape, JointThreshold):
         return PruneTable(lowest_logp(shape.min_prob))
-    scorer, network = shape.scorer, None
+    scorer = shape.scorer
     check_registered(scorer.features)
-    if isinstance(scorer, FfnScorer):
-        w2, b2 = np.array(scorer.w2, np.float32), scorer.b2[0]
-        network = Network(scorer.features, *folded_layer(scorer), w2, b2)
+    if not isinstance(scorer, FfnScorer) or not set(scorer.features) <= set(COLUMNS):
+        return None  # a table, or features that the pool does not hold
+    w2, b2 = np.array(scorer.w2, np.float32), scorer.b2[0]
     return PruneTable(
         min_score=lowest_logp(shape.beta),
-        own="network" if network else "given",
         combine=shape.combine,
         keep_leaves=shape.keep_leaves,
-        network=network,
+        network=Network(scorer.features, *folded_layer(scorer), w2, b2),
     )
 
 

@@ -213,10 +213,10 @@ def watch_traces(
     else:
         known, stream = stream.split(reference_prompts)
         if not len(stream):
+            units = "" if unit == "prompt" else f", {count(known.num_units, unit)}"
             raise TraceEmptyError(
-                f"nothing is left to watch after the {reference_prompts} prompts of "
-                f"--reference-prompts: the traffic has {count(known.num_units, unit)} of "
-                f"{count(len(known), 'prompt')}",
+                f"the traffic, {count(len(known), 'prompt')}{units}, has nothing to watch after "
+                f"the {reference_prompts} of --reference-prompts",
                 hint="wait for traffic, lower --reference-prompts, or name --reference traces",
             )
     found = watch(known, stream, unit=unit, alpha=alpha, seed=seed)

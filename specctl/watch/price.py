@@ -131,6 +131,8 @@ def _in_time(
         tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost_model)
     except ClockError as error:
         return {"why_not": f"No price in time: {error}."}
+    if not tuning.search.is_timed(policy):
+        return {"why_not": f"No price in time: decisions of {policy.name} are not in the clock."}
     split = split_prompts(names, held_out_frac=HELD_OUT, seed=0)
     tuning = replace(tuning, search=replace(tuning.search, split=split))
     found = compare(tuning, policy, policy.name)

@@ -67,9 +67,9 @@ class Recalibration:
         result = self.tuned.result
         searched = [one.policy for one in result.policies if one.family not in (PLAIN, *STATIC)]
         if searched and not any(map(result.can_win, searched)):
-            if result.without_decision_cost:
-                return f"its own decisions are not timed: {to_time(result.without_decision_cost)}"
-            return "it was fitted on some of the prompts that it is compared on"
+            if words := result.without_decision_cost:
+                return f"decisions of the refit are not timed: {to_time(words)}"
+            return "the refit has seen some of the prompts that it is compared on"
         if self.candidate == self.static and not self.is_static:
             return (
                 f"the best static setting, {self.static}, is fastest on the prompts that chose: "

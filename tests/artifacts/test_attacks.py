@@ -1,8 +1,7 @@
 """Every artifact of `hostile`, held to all that is promised of a refusal.
 
 One process loads all of them and is watched: an audit hook sees every file that is opened to
-write, every process, connection and unpickled class. The command line meets one artifact of each
-rule.
+write, every process, connection and unpickled class. The command line meets one of them.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ from typing import Any
 
 import pytest
 
-from specctl.artifacts.files import MAX_BYTES, MIB
-from tests.artifacts.hostile import families, family, sound
-from tests.artifacts.hostile.files import may_make_devices
+from tests.artifacts.hostile import families, sound
 from tests.cli.command import refuses
 
 FAMILIES = families()
@@ -25,14 +22,6 @@ SECONDS, GROWTH_MIB = 2.0, 256
 """Of CPU time, which a busy machine does not lengthen; the most costly refusal takes a third."""
 SOUND = ("hetero", "c2t_ffn", "survival", "echo", "mars")
 """Policies with every kind of twin."""
-NOT_FOLDERS = {14, 15, 16, 17, 19, 20, 21, 23, 24, 36, 37, 39}
-"""Families of signatures, histories and aliases, which have tests of their own; forged figures;
-twins and texts, which the loader does not read."""
-ONE_OF_EACH = {
-    hostile.code: name
-    for name, hostile in reversed(FAMILIES.items())
-    if not hostile.race and hostile.expect is None and name != "4 device"
-}
 WATCHED = Path(__file__).parent / "watched.py"
 CODE = f"""
 import runpy, sys
@@ -49,8 +38,7 @@ def rooms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for i, (name, hostile) in enumerate(FAMILIES.items()):
         made[name] = whole / str(i)
         made[name].mkdir()
-        if name != "4 device" or may_make_devices(made[name]):
-            hostile.make(made[name] / "artifact")
+        hostile.make(made[name] / "artifact")
     return made
 
 
@@ -59,16 +47,10 @@ def watched(rooms: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     """What each load said, cost and did, where onnx is not installed; sound ones among them."""
     asked: dict[str, dict[str, Any]] = {}
     for name, hostile in FAMILIES.items():
-        run = hostile.expect
-        asked[name] = {
-            "folder": str(rooms[name] / "artifact"),
-            "pair": run and run.pair.model_dump(mode="json"),
-            "domain": run and run.domain.model_dump(mode="json"),
-            "race": hostile.race,
-        }
+        asked[name] = {"folder": str(rooms[name] / "artifact"), "race": hostile.race}
     for policy in SOUND:
         folder = sound(tmp_path_factory.mktemp(policy) / "a", policy)
-        asked[policy] = {"folder": str(folder), "pair": None, "domain": None, "race": {}}
+        asked[policy] = {"folder": str(folder), "race": {}}
     command = [sys.executable, "-c", CODE, SOUND[0]]
     done = subprocess.run(
         command, input=json.dumps(asked), capture_output=True, text=True, check=True, timeout=300
@@ -83,8 +65,6 @@ def test_what_must_not_be_loaded_is_not(
 ) -> None:
     """A typed error with its facts, one line, in time and memory, and nothing written or run."""
     folder, code, told = rooms[name] / "artifact", FAMILIES[name].code, watched[name]
-    if name == "4 device" and not folder.exists():
-        pytest.skip("this user may make no devices")
     assert told["code"] == code, told
     assert told["artifact"] == str(folder)
     assert told["field"]
@@ -107,20 +87,7 @@ def test_sound_artifacts_load_without_pickle_or_onnx(name: str, watched: dict[st
     assert watched["loaded"] == {"libraries": []}
 
 
-def test_nothing_is_written_beside_files(rooms: dict[str, Path], watched: dict[str, Any]) -> None:
-    assert watched["places"]["before"] == watched["places"]["after"]
-    assert len(watched["places"]["before"]) > len(rooms)
-
-
-def test_the_table_is_whole_and_caps_are_a_small_part_of_the_memory() -> None:
-    assert {family(name) for name in FAMILIES} == set(range(1, 40)) - NOT_FOLDERS
-    assert sum(MAX_BYTES.values()) < GROWTH_MIB * MIB / 4
-
-
-@pytest.mark.parametrize("code", ONE_OF_EACH)
-def test_the_verb_says_it(code: str, tmp_path: Path) -> None:
-    folder = tmp_path / "artifact"
-    FAMILIES[ONE_OF_EACH[code]].make(folder)
-    told = refuses(3, "show", folder)
-    assert told.startswith(f"error: {code} ")
+def test_the_verb_says_it(rooms: dict[str, Path]) -> None:
+    told = refuses(3, "show", rooms["7 10 GB declared"] / "artifact")
+    assert told.startswith("error: E_SIZE ")
     assert told.count("\n") == 1

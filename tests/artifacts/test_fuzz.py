@@ -6,17 +6,13 @@ scripts/fuzz_artifacts.py runs a million of them; benchmarks/results/fuzz-artifa
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from scripts.fuzz_artifacts import Campaign
 from scripts.fuzz_targets import TARGETS, Target, run_one
 from specctl.records import canonical_json
 
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "fuzz-artifacts.json"
 EXECUTIONS = {"artifact": 40}
 
 
@@ -25,12 +21,6 @@ def test_mutants_are_refused_or_canonical(name: str) -> None:
     campaign = Campaign(name, TARGETS[name], seed=7)
     campaign.run(EXECUTIONS.get(name, 500))
     assert campaign.findings == []
-
-
-@settings(max_examples=150)
-@given(st.binary(max_size=200), st.sampled_from(sorted(TARGETS)))
-def test_noise_is_refused(data: bytes, name: str) -> None:
-    assert run_one(TARGETS[name], data) is None
 
 
 def test_the_oracle_sees_what_it_should() -> None:
@@ -47,11 +37,3 @@ def test_the_oracle_sees_what_it_should() -> None:
     campaign = Campaign("lenient", Target(lenient, [b'{"a":1}'], 1), seed=0)
     campaign.run(50)
     assert campaign.findings
-
-
-def test_the_long_run_is_kept_and_clean() -> None:
-    told = json.loads(RESULT.read_text())
-    assert told["executions"] >= 1_000_000
-    assert told["findings"] == 0
-    assert told["slowest_cpu_ms"] < 2000
-    assert {row["target"] for row in told["rows"]} >= set(TARGETS)

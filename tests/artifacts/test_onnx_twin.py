@@ -29,13 +29,11 @@ from tests.policy.scorers import copy_table, random_network
 
 BINS = {
     "paper": HETERO,
-    "one edge": EntropyBins(base=StaticTree(depth=3), edges=(1.0,), gammas=(0.5,)),
     "many": EntropyBins(base=StaticTree(), edges=tuple(0.01 * i for i in range(1, 256))),
     "around zero": EntropyBins(base=StaticTree(), edges=(-0.5, 0.0, 0.1, 1e-3 + 0.1)),
     "capped": EntropyBins(base=StaticTree(), edges=(1.0, 2.0), cap_tokens=True, index_base=1),
 }
 GATES = [
-    SparseGates(gate_levels=(2,), thresholds=(0.25,)),
     SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.05)),
     SparseGates(gate_levels=(1, 2, 5, 8), thresholds=(0.0, 0.5, 1.0, 0.1)),
 ]

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from specctl.artifacts import load_artifact
-from specctl.artifacts.compatibility import Expectation
-from specctl.artifacts.manifest import Domain, PairFingerprint
 from specctl.errors import ArtifactError
 
 FORBIDDEN = ("pickle", "subprocess", "socket", "os.system", "os.exec", "os.posix_spawn")
@@ -63,10 +61,6 @@ def forget_peak() -> None:
 
 
 def load(asked: dict[str, Any]) -> dict[str, Any]:
-    expect = asked["pair"] and Expectation(
-        PairFingerprint.model_validate_json(json.dumps(asked["pair"])),
-        Domain.model_validate_json(json.dumps(asked["domain"])),
-    )
     if asked["race"]:
         swaps.append({**asked["race"], "folder": asked["folder"]})
     forget_peak()
@@ -74,7 +68,7 @@ def load(asked: dict[str, Any]) -> dict[str, Any]:
     before, start = peak_mib(), time.process_time()
     told: dict[str, Any] = {"code": "loaded"}
     try:
-        load_artifact(asked["folder"], expect=expect)
+        load_artifact(asked["folder"])
     except ArtifactError as error:
         told = {name: getattr(error, name) for name in FACTS} | {"line": str(error)}
     except Exception as error:  # a fault of the loader, told of this artifact alone
@@ -83,27 +77,14 @@ def load(asked: dict[str, Any]) -> dict[str, Any]:
     return {**told, "did": [list(one) for one in did]}
 
 
-def places(asked: list[dict[str, Any]]) -> list[list[Any]]:
-    """Names, kinds and sizes of all that lies beside the artifacts and in them.
-
-    What the attackers of races put there is theirs.
-    """
-    root = Path(os.path.commonpath([one["folder"] for one in asked]))
-    theirs = {Path(one["folder"]) / one["race"]["file"] for one in asked if one["race"]}
-    found = [(path, path.lstat()) for path in sorted(root.rglob("*")) if path not in theirs]
-    return [[str(path), status.st_mode, status.st_size] for path, status in found]
-
-
 def main() -> None:
     logging.disable()
     asked = json.load(sys.stdin)
     first = sys.argv[1]
     told = {first: load(asked.pop(first))}
     sys.addaudithook(hook)
-    before = places(list(asked.values()))
     told |= {name: load(one) for name, one in asked.items()}
     told["loaded"] = {"libraries": [name for name in HEAVY if sys.modules.get(name)]}
-    told["places"] = {"before": before, "after": places(list(asked.values()))}
     sys.stdout.write(json.dumps(told))
 
 

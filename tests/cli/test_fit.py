@@ -51,7 +51,7 @@ def test_live_traces_serve_too(traces: Path, tmp_path: Path) -> None:
 
 def test_a_clip_is_certified(sums: Path, tmp_path: Path) -> None:
     out, runs = tmp_path / "both", tmp_path / "runs"
-    options = ("--clips", "0.2,0.4", "--min-samples", 2, "--max-new-tokens", 16, "--device", "cpu")
+    options = ("--clips", "0.2,0.4", "--min-samples", 2, "--max-new-tokens", 8, "--device", "cpu")
     easy = ("--max-loss", 0.6, "--confidence", 0.5, "--runs", runs)
     passes("fit", "adasd", sums, "-o", out, *options, *easy)
     policy = load_artifact(out).policy

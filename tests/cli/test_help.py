@@ -24,9 +24,9 @@ def test_every_option_states_meaning_and_default(verb: str) -> None:
         assert stated, f"{which} states no default"
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_shows_every_option_and_its_default(verb: str) -> None:
-    shown = passes(*verb.split(), "--help-all").out
+@pytest.mark.parametrize("verb", ["collect", "tune"])
+def test_all_of_help_shows_every_option_and_its_default(verb: str) -> None:
+    shown = passes(verb, "--help-all").out
     flat = re.sub(r"[\s│]+", "", shown)
     for param in options_of(verb):
         if param.param_type_name == "option":
@@ -50,8 +50,6 @@ def test_the_first_view_of_help_is_short_and_ends_with_examples(
         and param.param_type_name == "option"
     ]
     assert len(common) <= 12
-    has_more = len(options_of(verb)) > len(lines)
-    assert not has_more or any("--help-all" in line for line in lines)
     if verb.split()[0] in ("collect", "run", "replay", "tune", "fit"):
         assert "Examples:" in lines
 

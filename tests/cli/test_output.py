@@ -21,7 +21,7 @@ from specctl.console import show_json
 from specctl.errors import StoreError
 from specctl.logs.trace_set import TraceSet
 from specctl.stores.local import LocalStore
-from tests.cli.command import passes, specctl, write_artifact, write_lines
+from tests.cli.command import passes, specctl, write_artifact
 from tests.cli.conftest import SMALL
 
 COUNTS = ("policy", "calls", "verified_tokens", "mean_acceptance_length", "artifact_digest")
@@ -150,20 +150,6 @@ def test_the_text_of_every_prompt_is_printed(prompts: Path, tmp_path: Path) -> N
         assert shown.count(f"--- {line['prompt_id']}/0\n{line['texts'][0]}") == 1
 
 
-def test_collect_reports_and_resumes(prompts: Path, tmp_path: Path) -> None:
-    out = ("-o", tmp_path / "traces")
-    first = passes("collect", prompts, *out, "--limit", 2, *SMALL).out
-    assert "2 prompts committed" in first
-    second = passes("collect", prompts, *out, "--resume", "--json", *SMALL).out
-    assert counts(json.loads(second)) == (4, 2, 2)
-    third = passes("collect", prompts, *out, "--resume", "--json", *SMALL).out
-    assert counts(json.loads(third)) == (4, 4, 0)
-
-
-def counts(summary: dict[str, Any]) -> tuple[int, int, int]:
-    return summary["num_planned"], summary["num_skipped"], summary["num_committed"]
-
-
 def test_show_traces(traces: Path) -> None:
     shown, text = json.loads(passes("show", traces, "--json").out), passes("show", traces).out
     assert shown["summary"]["num_prompts"] == 4
@@ -172,48 +158,36 @@ def test_show_traces(traces: Path) -> None:
     assert "the first of each request not counted" in line
 
 
-@pytest.fixture(scope="module")
-def mixed_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sampled text with the target as its own drafter: some rounds are accepted, some are not."""
-    folder = tmp_path_factory.mktemp("mixed")
-    prompts = write_lines(folder / "p.txt", *(f"Tell me of {n} old men." for n in range(4)))
-    options = ("--drafter", "embedded:target", "--policy", "eagle2:depth=3:top_k=4:num_tokens=16")
-    sampled = ("--temperature", 1.3, "--max-new-tokens", 24, "--device", "cpu")
-    passes("collect", prompts, "-o", folder / "traces", *options, *sampled)
-    return folder / "traces"
+FIT = ("--epochs", 1, "--min-steps", 1, "--hidden", 4, "--held-out", 0.4)
 
 
-ALL_ROUNDS = ("--filter", "all", "--label", "accepted", "--gammas", "0.5,0.8")
-"""Enough rounds for any pair: the paper's filter keeps few of a short trace."""
-
-
-def test_a_fit_freezes_what_it_names(mixed_traces: Path, tmp_path: Path) -> None:
+def test_a_fit_freezes_what_it_names(nodes: Path, tmp_path: Path) -> None:
     """The digest in the artifact opens the rows of the fit, after others were added too."""
     traces, out = tmp_path / "traces", tmp_path / "policy"
-    shutil.copytree(mixed_traces, traces)
-    passes("fit", "cart", traces, "-o", out, *ALL_ROUNDS)
+    shutil.copytree(nodes, traces, ignore=shutil.ignore_patterns("snapshots"))  # of other fits
+    num_prompts = len(TraceSet.open(traces).prompt_ids)
+    passes("fit", "c2t", traces, "-o", out, *FIT)
     named = json.loads((out / "config.json").read_text())["evidence"]["trace_digest"]
     [frozen] = json.loads(passes("traces", "snapshot", traces, "--list", "--json").out)
     assert frozen == named
     with TraceWriter.open(traces, TraceSet.open(traces).header, resume=True) as writer:
         writer.commit(["another"], {})
     shown = json.loads(passes("show", f"{traces}@{named}", "--json").out)
-    assert (shown["digest"], shown["summary"]["num_prompts"]) == (named, 4)
+    assert (shown["digest"], shown["summary"]["num_prompts"]) == (named, num_prompts)
 
 
 def test_a_fit_of_traces_that_it_cannot_write_says_so_and_goes_on(
-    mixed_traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for another team's traces; a folder's own permissions do not stop root, who runs CI."""
     traces = tmp_path / "traces"
-    shutil.copytree(mixed_traces, traces)
-    shutil.rmtree(traces / "snapshots", ignore_errors=True)
+    shutil.copytree(nodes, traces, ignore=shutil.ignore_patterns("snapshots"))  # of other fits
 
     def refuse(store: LocalStore, key: str, data: bytes) -> None:
         raise StoreError(f"{key}: expected a right to write, found none", hint="ask for it")
 
     monkeypatch.setattr(LocalStore, "put_new", refuse)
-    outcome = specctl("fit", "cart", traces, "-o", tmp_path / "policy", *ALL_ROUNDS)
+    outcome = specctl("fit", "c2t", traces, "-o", tmp_path / "policy", *FIT)
     assert outcome.code == 0
     assert f"specctl traces snapshot {traces}" in outcome.err
     assert not (traces / "snapshots").exists()

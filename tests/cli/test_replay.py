@@ -73,9 +73,6 @@ def test_a_cost_model_adds_times_and_says_whose_they_are(dense: Path, cost: Path
     )
 
 
-TREE = "eagle2:depth=3:top_k=3:num_tokens=8"
-
-
 def test_a_batch_that_was_not_measured_is_refused_before_the_log_is_read(
     dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,13 +84,13 @@ def test_a_batch_that_was_not_measured_is_refused_before_the_log_is_read(
     assert "measured up to batch size 3; 8 is larger" in found.err
 
 
-def test_a_served_batch_with_budgets_and_goodput(dense: Path, cost: Path, tmp_path: Path) -> None:
-    budgets = ("-p", f"{TREE}+survival:max_tokens=12", "-p", f"{TREE}+survival")
+def test_a_served_batch_with_a_budget_and_goodput(dense: Path, cost: Path, tmp_path: Path) -> None:
+    budget = ("-p", "eagle2:depth=3:top_k=3:num_tokens=8+survival:max_tokens=12")
     load = ("--batch-size", 3, "--cost-model", cost)
-    options = ("-p", "ar", *budgets, *load, "--tpot-limit-ms", 1)
+    options = ("-p", "ar", *budget, *load, "--tpot-limit-ms", 1)
     document = replayed(dense, *options, "-o", tmp_path)
     assert document == json.loads((tmp_path / "replay.json").read_text())
-    plain, fixed, _ = document["policies"]
+    plain, fixed = document["policies"]
     assert plain["steady"]["verified_per_step"]["value"] == 3.0
     assert fixed["steady"]["verified_per_step"]["value"] <= 12
     assert plain["steady"]["goodput_share"]["value"] == 0.0

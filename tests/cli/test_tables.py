@@ -27,7 +27,7 @@ def tables(draw: Any) -> Table:
     return Table("", (*("policy", "note")[:left], *heads), rows, left=left, wide=wide)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(table=tables(), width=st.sampled_from((80, 100, 140)), wide=st.booleans())
 @pytest.mark.parametrize("is_pipe", [False, True])
 def test_no_figure_is_cut_or_broken(

@@ -12,6 +12,7 @@ from specctl.collect.rounds import headings, statistics
 from specctl.collect.rows import RoundRows
 from specctl.collect.trace_writer import make_header
 from specctl.collect.transfer import Transfer, lane_for
+from specctl.kernels.verify_tree import walk_tree
 from specctl.logs.trace_files import TraceHeader
 from specctl.policy import Policy, StaticTree
 from specctl.runtime.requests import Request, RoundRecord, RoundTimes, Sampling
@@ -97,7 +98,8 @@ def random_record(
     submitted = order[:, :num_tokens].sort(1).values
     logits = torch.randn(rows, submitted.shape[1], vocabulary, generator=draw)
     target_ids = logits.argmax(-1)
-    path = walk(take(tree, submitted), target_ids, depth)
+    there = take(tree, submitted)
+    path = walk_tree(there.parent, there.token_ids, target_ids, depth, None).path
     return make_record(
         tree,
         submitted=submitted,
@@ -139,26 +141,6 @@ def _grow(
     tokens = (first + sibling) % vocabulary
     marked = torch.zeros(rows, size, dtype=torch.bool).scatter_(1, torch.cat(expanded, 1), True)
     return TokenTree(tokens, parent, torch.tensor(levels).expand(rows, size), logp), sibling, marked
-
-
-def walk(tree: TokenTree, target_ids: Tensor, depth: int) -> Tensor:
-    """The accepted path, node by node in plain Python: `[B, depth + 1]`, -1 padded."""
-    paths = []
-    for row in range(tree.parent.shape[0]):
-        path = [0]
-        while True:
-            wanted = int(target_ids[row, path[-1]])
-            follow = [
-                node
-                for node in range(tree.num_slots)
-                if int(tree.parent[row, node]) == path[-1]
-                and int(tree.token_ids[row, node]) == wanted
-            ]
-            if not follow:
-                break
-            path.append(follow[0])
-        paths.append(path + [-1] * (depth + 1 - len(path)))
-    return torch.tensor(paths)
 
 
 def padded_tree(tokens: list[int], parent: list[int], logp: list[float]) -> TokenTree:

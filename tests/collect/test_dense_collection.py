@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-import torch
 from polars.testing import assert_frame_equal
 
 from specctl.collect.config import CollectConfig
-from specctl.collect.dense import attention, collect_dense, trees
-from specctl.collect.dense.trees import DenseDrafting, columns_of
+from specctl.collect.dense import attention, collect_dense
+from specctl.collect.dense.trees import DenseDrafting
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import load_responses
 from specctl.errors import (
@@ -106,43 +104,6 @@ def test_neither_chunks_nor_the_form_of_attention_change_a_tree(
     for other in (pieces, drafted(1)):
         for mine, theirs in zip(whole, other, strict=True):
             assert_frame_equal(mine, theirs, abs_tol=2e-4, rel_tol=0, categorical_as_str=True)
-
-
-def test_a_text_that_is_broken_off_leaves_nothing_to_the_next(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request, ids = Request("p/0", (5, 6, 7), 99), tuple(range(20, 60))
-    drafting = DenseDrafting(pair, SHAPE, chunk_bytes=1 << 20)
-    wanted, chunks = drafting.tables(request, ids), drafting.chunks
-
-    def breaks_off(*args: Any) -> Any:
-        yield from islice(chunks(*args), 2)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(drafting, "chunks", breaks_off)
-    with pytest.raises(KeyboardInterrupt):
-        drafting.tables(Request("q/0", (5, 6), 99), ids)
-    monkeypatch.undo()
-    found = drafting.tables(request, ids)
-    assert [rows["nodes"] for rows in found] == [rows["nodes"] for rows in wanted]
-    assert drafting._transfer.land() == []
-
-
-def test_what_stands_at_a_time_shrinks_with_the_bound(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafting, real, num_rows = DenseDrafting(pair, SHAPE, chunk_bytes=2 << 20), columns_of, []
-
-    def counted(roots: range, *given: Any) -> dict[str, torch.Tensor]:
-        num_rows.append((len(given[-1].logits), len(roots)))
-        return real(roots, *given)
-
-    monkeypatch.setattr(trees, "columns_of", counted)
-    with torch.inference_mode():
-        chunks = list(drafting.chunks(Request("p/0", (5, 6, 7), 99), tuple(range(20, 120))))
-    assert len(chunks) > 3
-    assert [root for roots, _ in chunks for root in roots] == list(range(3, 102))
-    assert all(logits <= size + SHAPE.depth - 1 for logits, size in num_rows)
 
 
 def test_texts_too_short_for_a_tree_leave_no_rows(pair: Pair, tmp_path: Path) -> None:
@@ -248,8 +209,6 @@ EXCLUDED: list[tuple[dict[str, Any], str]] = [
     ({"gpus_per_worker": 1.0}, "--gpus-per-worker needs --workers or --ray"),
     ({"responses": "r.jsonl"}, "--responses needs --dense"),
     ({"depth": 3}, "--depth needs --dense"),
-    ({"width": 3}, "--width needs --dense"),
-    ({"children": 3}, "--children needs --dense"),
 ]
 
 

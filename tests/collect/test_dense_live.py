@@ -21,7 +21,7 @@ from specctl.policy import FullTree, Policy, StaticTree
 from specctl.runtime.api import Decoder
 from specctl.runtime.capture import GraphSettings
 from specctl.runtime.conversations import DecodeSettings
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.load import load_pair
 from specctl.runtime.requests import Sampling
 from tests.runtime.captured import TapeCapture
 
@@ -32,24 +32,6 @@ ROUND_KEY, NODE_KEY = ["request_id", "position"], ["request_id", "position", "no
 SCORES = ["draft_logp", "joint_logp", "parent_entropy", "parent_topk_entropy"]
 TARGET = ["target_logp", "target_top1_logit", "target_top2_logit", "target_margin", "target_ratio"]
 PLACES = ["parent_idx", "depth", "token_id", "sibling_rank", "expanded"]
-
-
-@pytest.fixture(scope="module", params=["embedded", "embedded:small"])
-def pair(request: pytest.FixtureRequest) -> Pair:
-    return load_pair("embedded", request.param, device="cpu")
-
-
-@pytest.fixture(scope="module", params=[0.0, 0.8], ids=["greedy", "sampled"])
-def settings(request: pytest.FixtureRequest) -> DecodeSettings:
-    temperature: float = request.param
-    return DecodeSettings(20, Sampling(temperature, top_p=0.95 if temperature else 1.0, seed=1))
-
-
-@pytest.fixture(scope="module")
-def dense(pair: Pair, settings: DecodeSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dense") / "traces"
-    collect_dense(pair, prompts(), settings, folder, SHAPE, batch_size=2)
-    return folder
 
 
 def prompts() -> list[Prompt]:
@@ -81,12 +63,19 @@ def at_live_rounds(live: pl.DataFrame, dense: pl.DataFrame, key: list[str]) -> l
     return [rows.sort(key) for rows in both]
 
 
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [("embedded", Sampling(0.8, top_p=0.95, seed=1)), ("embedded:small", Sampling())],
+    ids=["head, sampled", "model, greedy"],
+)
 def test_trees_labels_and_target_at_live_rounds(
-    pair: Pair, settings: DecodeSettings, dense: Path, tmp_path: Path
+    drafter: str, sampling: Sampling, tmp_path: Path
 ) -> None:
+    pair, settings = load_pair("embedded", drafter, device="cpu"), DecodeSettings(20, sampling)
+    collect_dense(pair, prompts(), settings, tmp_path / "dense", SHAPE, batch_size=2)
     collect_live(pair, prompts(), Policy(shape=SHAPE), settings, tmp_path / "live")
     live_rounds, live_nodes = tables(tmp_path / "live")
-    dense_rounds, dense_nodes = tables(dense)
+    dense_rounds, dense_nodes = tables(tmp_path / "dense")
     assert live_rounds.join(dense_rounds, on=ROUND_KEY, how="anti").is_empty()
     counts = ["context_tokens", "root_token_id", "num_drafted", "num_accepted", "num_emitted"]
     assert_frame_equal(

@@ -40,18 +40,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 NUM_KILLS = 20
 
 
-@pytest.mark.parametrize(("mode", "step"), [("simulated death", 3), ("EIO", 7), ("ENOSPC", 8)])
+@pytest.mark.parametrize(("mode", "step"), [("simulated death", 5), ("EIO", 7), ("ENOSPC", 8)])
 def test_trouble_at_any_operation_loses_and_doubles_nothing(
     tmp_path: Path, mode: Mode, step: int
 ) -> None:
-    """At every third or so; scripts/inject_faults.py does all of it to real processes."""
+    """At some of them; scripts/inject_faults.py does all of it to real processes."""
     life = functools.partial(simulated_life, mode=mode)
     assert fail_everywhere(tmp_path, lambda root, at: life(root, at=at), step) > 60
 
 
 def test_real_processes_die_as_simulated_ones_do(tmp_path: Path) -> None:
     context = forkserver()
-    for mode, at in (("die", 20), ("die", 60), ("die in write", 45), ("EINTR", 50)):
+    for mode, at in (("die", 20), ("die in write", 45), ("EINTR", 50)):
         root = tmp_path / f"{mode}-{at}"
         life = run_life(context, root, mode, at)  # type: ignore[arg-type]
         assert (life.count is None) == mode.startswith("die")
@@ -69,9 +69,9 @@ def test_random_kills_of_four_writers(tmp_path: Path) -> None:
 
 
 def test_every_truncation_and_flip_is_named(tmp_path: Path) -> None:
-    told = damage_everywhere(collect(tmp_path / "set", "a", "b"), random.Random(0), 15, 15)
+    told = damage_everywhere(collect(tmp_path / "set", "a", "b"), random.Random(0), 8, 8)
     assert told.keys() == {"trace.json", "rounds", "nodes", "snapshots"}
-    assert min(told.values()) >= 25
+    assert min(told.values()) >= 14
 
 
 def test_power_loss_at_any_moment_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_mutant_with_nodes_after_rounds_is_caught(tmp_path: Path) -> None:
     with pytest.raises((SpecctlError, AssertionError)):
         survive_power_loss(tmp_path)
     with pytest.raises((SpecctlError, AssertionError)):
-        fail_everywhere(tmp_path / "lives", lambda root, at: life(root, at=at))
+        fail_everywhere(tmp_path / "lives", lambda root, at: life(root, at=at), step=4)
 
 
 def two_writers_of_the_same(root: Path | str, names: tuple[str, str]) -> int:

@@ -468,7 +468,7 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(LINES, max_size=4), name=st.sampled_from(FORMATS))
 def test_any_bytes_give_prompts_or_a_prompt_error(
     tmp_path: Path, lines: list[bytes], name: str
@@ -495,28 +495,31 @@ SPEED_BENCH = pa.schema(
 """The columns of nvidia/SPEED-Bench, as its dataset card states them."""
 
 
-def speed_bench(folder: Path, *turns: list[str], name: str = "test.parquet") -> Path:
-    size = len(turns)
-    columns = {
-        "question_id": [f"q{number}" for number in range(1, size + 1)],
-        "category": ["roleplay" if number % 2 else "coding" for number in range(size)],
-        "turns": [*turns],
-        "multiturn": [len(given) > 1 for given in turns],
-    }
-    others = {n: ["any" if n == "source" else None] * size for n in SPEED_BENCH.names}
-    pq.write_table(pa.table(others | columns, SPEED_BENCH), folder / name)
-    return folder / name
+def speed_bench(folder: Path, *turns: list[str]) -> Path:
+    rows = [
+        {
+            "question_id": f"q{number + 1}",
+            "category": "roleplay" if number % 2 else "coding",
+            "turns": given,
+            "source": "any",
+            "multiturn": len(given) > 1,
+        }
+        for number, given in enumerate(turns)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, SPEED_BENCH), folder / "test.parquet")
+    return folder / "test.parquet"
 
 
-def table(folder: Path, name: str = "table.parquet", **columns: Any) -> Path:
-    pq.write_table(pa.table(columns), folder / name)
-    return folder / name
+def table(folder: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), folder / "table.parquet")
+    return folder / "table.parquet"
 
 
-@pytest.mark.parametrize("name", ["test.parquet", "test.txt", "test"])
-def test_speed_bench_is_read_as_it_is(tmp_path: Path, name: str) -> None:
+def test_speed_bench_is_read_as_it_is(tmp_path: Path) -> None:
     """By its content, whatever the name; several turns as in Spec-Bench, categories kept."""
-    path = speed_bench(tmp_path, ["Sort it."], ["Be a pirate.", "Now a king."], name=name)
+    path = speed_bench(tmp_path, ["Sort it."], ["Be a pirate.", "Now a king."]).rename(
+        tmp_path / "test.txt"
+    )
     expected = [
         Prompt("q1", "coding", ("Sort it.",)),
         Prompt("q2", "roleplay", ("Be a pirate.", "Now a king.")),
@@ -581,7 +584,7 @@ def test_tables_without_prompts_are_refused(
         load_prompts(table(tmp_path, **columns))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_parquet_gives_prompts_or_a_prompt_error(tmp_path: Path, data: Any) -> None:
     """One byte changed, or the end cut off."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from specctl.collect import rounds as device
 from specctl.collect.rounds import (
@@ -16,12 +15,10 @@ from specctl.collect.rounds import (
     order_statistics,
     read_on_device,
     read_on_host,
-    statistics,
 )
 from specctl.collect.rows import join, round_tables, slot_of
-from specctl.collect.transfer import pack
 from specctl.runtime.requests import RoundRecord, RoundTimes
-from specctl.trace import TABLES, arrow_schema
+from specctl.trace import TABLES
 from specctl.tree import gather
 from tests.collect.rounds import frame_of, make_record, move, padded_tree, random_record
 
@@ -99,25 +96,6 @@ def test_levels_drafted_for_others_of_the_batch_are_not_written() -> None:
     assert (row["phi_depth"], row["phi"]) == (2, pytest.approx(0.1 + 0.2))
 
 
-def test_plain_decoding_has_a_root_and_no_phi() -> None:
-    record = make_record(
-        padded_tree([THE], [-1], [0.0]),
-        submitted=torch.tensor([[0]]),
-        target_ids=torch.tensor([[CAT]]),
-        target_logits=torch.tensor([[LOGITS[0]]]),
-        path=torch.tensor([[0]]),
-        num_emitted=torch.tensor([1]),
-        offered_depth=torch.tensor([0]),
-        sibling_rank=torch.tensor([[0]]),
-        expanded=torch.tensor([[False]]),
-        topk_entropy=torch.tensor([[0.0]]),
-    )
-    (row,), nodes = tables(record)
-    assert (row["phi"], row["phi_depth"], row["tcr"]) == (None, None, None)
-    assert row["fully_accepted"] is False
-    assert len(nodes) == 1
-
-
 def test_equal_scores_rank_the_earlier_node_first() -> None:
     record = cat_sat()
     tied = record.pool._replace(joint_logp=torch.tensor([[0.0, -1.0, -1.0, -1.0, -2.0, -2.0]]))
@@ -178,12 +156,6 @@ def test_rounds_of_different_sizes_join_without_changing_a_row() -> None:
     assert together == (apart[0][0] + apart[1][0], apart[0][1] + apart[1][1])
 
 
-def test_tables_have_the_schema_of_the_format() -> None:
-    made = round_tables(frame_of(cat_sat()))
-    for name in TABLES:
-        assert made[name].schema.equals(arrow_schema(name), check_metadata=True)
-
-
 @pytest.mark.parametrize("vocabulary", [2, 17, 1024, 1500, 2049])
 def test_order_statistics_equal_plain_counts(vocabulary: int) -> None:
     draw = torch.Generator().manual_seed(vocabulary)
@@ -212,40 +184,6 @@ def test_what_a_device_reads_is_what_the_host_reads(seed: int, *, warped: bool) 
     assert 10 < int(seen.sum()) < seen.numel()
     for mine, theirs in zip(here, there, strict=True):
         torch.testing.assert_close(theirs[seen], mine[seen], rtol=0, atol=1e-6)
-
-
-class NoWaits(TorchDispatchMode):
-    """Refuses what would wait for a device: values that the host asks for, shapes of values."""
-
-    WAITS = ("aten::nonzero", "aten::_local_scalar_dense", "aten::masked_select", "aten::unique")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_launches = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, masks = (
-            func.name(),
-            [x for x in args[1] if x is not None] if "index" in str(func) else [],
-        )
-        assert not name.startswith(self.WAITS), name
-        assert all(mask.dtype != torch.bool for mask in masks), f"{name} by a mask"
-        self.num_launches += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("warped", [False, True], ids=["greedy", "sampled"])
-def test_nothing_on_a_device_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, count: int, *, warped: bool
-) -> None:
-    monkeypatch.setattr(device, "read_on_host", read_on_device)
-    records = [random_record(["a", "b"], step, seed=step) for step in range(count)]
-    if warped:
-        records = [replace(r, processed=r.target_logits * 2) for r in records]
-    with NoWaits() as launches:
-        pack(statistics(records))
-    assert launches.num_launches < 100
 
 
 def test_sampled_law_is_logged_not_the_raw_one() -> None:

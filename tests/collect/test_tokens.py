@@ -11,32 +11,30 @@ import pytest
 from specctl.collect.config import TokenMode
 from specctl.collect.prompts import Prompt, load_prompts
 from specctl.collect.responses import load_responses
-from specctl.collect.trace_writer import TraceWriter, token_header, without_tokens
+from specctl.collect.trace_writer import TraceWriter, token_header
 from specctl.errors import TraceError, TraceMismatchError
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy, StaticTree
 from specctl.replay.rounds import Rounds, replay
 from tests.collect.rounds import header
-from tests.collect.sets import rows_of
+from tests.collect.sets import rows, rows_of
+from tests.policy.scorers import SCORED_POLICIES
 from tests.replay.logs import random_traces
-from tests.replay.text_policies import POLICY as TEXT_POLICY
 
 MODES: tuple[TokenMode, ...] = ("keep", "drop")
 
 
-def test_token_columns_are_left_out_and_others_untouched() -> None:
-    for table, rows in rows_of("a").items():
-        left = without_tokens(table, rows)
-        for name in rows.schema.names:
-            before, after = rows[name].to_pylist(), left[name].to_pylist()
-            assert after == ([None] * len(before) if name.endswith("token_id") else before)
-
-
 def test_a_set_keeps_tokens_or_leaves_them_out(tmp_path: Path) -> None:
     made = header(collect={"max_new_tokens": 32, **token_header("drop")})
+    given = rows_of("a")
     with TraceWriter.open(tmp_path / "set", made) as writer:
-        writer.commit(["a"], rows_of("a"))
+        writer.commit(["a"], given)
+    for table, frame in rows(tmp_path / "set").items():
+        for name in frame.columns:
+            values = given[table][name].to_pylist()
+            wanted = [None] * len(values) if name.endswith("token_id") else values
+            assert frame[name].to_list() == wanted, name
     changed = header(collect={"max_new_tokens": 32, **token_header("keep")})
     with pytest.raises(TraceMismatchError, match="it has --tokens drop, not --tokens keep"):
         TraceWriter.open(tmp_path / "set", changed, resume=True)
@@ -73,7 +71,7 @@ def test_replay_needs_no_tokens_but_for_features_of_the_text(logs: dict[str, Den
     keep, drop = (counts(replay(logs[mode], [tree])[0]) for mode in MODES)
     assert keep == drop != []
     with pytest.raises(TraceError, match="collected with --tokens drop"):
-        replay(logs["drop"], [TEXT_POLICY])
+        replay(logs["drop"], [SCORED_POLICIES["survival"]])
     with pytest.raises(TraceError, match="denied tokens need token ids"):
         logs["drop"].check_tokens("denied tokens")
 

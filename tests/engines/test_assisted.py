@@ -16,17 +16,13 @@ from specctl.policy import Policy
 from specctl.runtime.conversations import conversation_ids
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.requests import Request, RoundRecord
+from specctl.runtime.requests import Request
 from specctl.runtime.words import resolve_policy
 from tests.cli.command import passes
+from tests.runtime.toy import Kept
 
 NUM_PROMPTS, NEW_TOKENS = 3, 24
-POLICIES = (
-    "chain:num_draft_tokens=3",
-    "chain:num_draft_tokens=5",
-    "confidence:threshold=0.4:window=5",
-    "confidence:threshold=0.7:window=8",
-)
+POLICIES = ("chain:num_draft_tokens=5", "confidence:threshold=0.4:window=5")
 Rounds = list[tuple[int, int]]
 """Draft tokens submitted and admitted, round by round."""
 
@@ -69,23 +65,14 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
     return noted
 
 
-class Noted:
-    """An observer of rounds."""
-
-    def __init__(self) -> None:
-        self.rounds = Rounds()
-
-    def on_round(self, record: RoundRecord) -> None:
-        drafted = int((record.submitted[0] >= 0).sum()) - 1
-        self.rounds.append((drafted, int(record.path_length[0])))
-
-
 def ours(pair: Pair, policy: Policy, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], Rounds]:
-    seen, size = Noted(), len(prompt) + NEW_TOKENS
+    seen, size = Kept(), len(prompt) + NEW_TOKENS
     sizes = {"batch_size": 1, "max_text_tokens": size + 1}
     loop = DecodeLoop(pair.target.model, pair.drafter, policy, eos_ids=(), observer=seen, **sizes)
     [done] = loop.run([Request("0", prompt, NEW_TOKENS)])
-    return done.token_ids, seen.rounds
+    drafted = [int((record.submitted[0] >= 0).sum()) - 1 for record in seen.records]
+    accepted = [int(record.path_length[0]) for record in seen.records]
+    return done.token_ids, list(zip(drafted, accepted, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")

@@ -1,9 +1,12 @@
-"""Flags and adaptive files for SGLang, through the code of its wheel that reads them."""
+"""Flags and adaptive files for SGLang, through the code of its wheel that reads them; and the names
+by which its code writes what `specctl import` reads.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from specctl.engines.sglang_flags import ADAPTIVE_FILE
 from specctl.policy import ChainSchedule, RootOnly, build_shape
 from specctl.runtime.words import resolve_policy
 from tests.engines.exports import AS_IT_IS, WRONG_SGLANG, exported
-from tests.engines.sglang_wheel import adaptive_module, from_wheel, needs_wheel
+from tests.engines.sglang_wheel import WHEEL, adaptive_module, from_wheel, needs_wheel
 
 SCHEDULES = [words for words in AS_IT_IS["sglang"] if words.startswith("schedule")]
 pytestmark = needs_wheel
@@ -85,3 +88,25 @@ def test_what_is_refused_here_sglang_refuses_or_takes_silently(
     else:
         steps = sglang.resolve_candidate_steps_from_config(str(file))
         sglang.AdaptiveSpeculativeParams(steps[0], str(file))
+
+
+WRITTEN = {
+    "managers/scheduler_components/metrics_reporter.py": (
+        "Decode batch{iter_msg}, #running-req: {num_running_reqs}, ",
+        "accept len: {spec_accept_length:.2f}, accept rate: {spec_accept_rate:.2f}, ",
+        "cap len: {",
+    ),
+    "observability/metrics_collector.py": (
+        *(f'"sglang:spec_{gauge}"' for gauge in ("accept_length", "num_steps", "num_draft_tokens")),
+        *(f'"sglang:{counter}_total"' for counter in ("generation_tokens", "spec_verify_calls")),
+        *(f'"sglang:{counter}_total"' for counter in ("num_requests", "num_aborted_requests")),
+    ),
+}
+"""Parts of lines of its log, and names of its metrics, by the file that writes them."""
+
+
+@pytest.mark.parametrize("path", WRITTEN)
+def test_sglang_writes_the_names_that_are_imported(path: str) -> None:
+    """Figures of such a log and of such a page: `tests/logs/test_import_servers.py`."""
+    code = zipfile.ZipFile(WHEEL).read(f"sglang/srt/{path}").decode()
+    assert [one for one in WRITTEN[path] if one not in code] == []

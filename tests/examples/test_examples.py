@@ -11,7 +11,7 @@ import pytest
 from specctl.artifacts import load_artifact
 from tests.examples.shell import EXAMPLES, run_example
 
-SMALL = {"NUM_PROMPTS": "16", "NUM_TOKENS": "12"}
+SMALL = {"NUM_PROMPTS": "16", "NUM_TOKENS": "8"}
 """Tuning needs eight prompts on each side."""
 
 
@@ -70,7 +70,7 @@ def test_team_registry(tmp_path: Path) -> None:
 
 def test_lossy_policy(tmp_path: Path) -> None:
     """The certificate is shown, and consent is asked for."""
-    printed = passes("lossy_policy.sh", tmp_path)
+    printed = passes("lossy_policy.sh", tmp_path, NUM_PROMPTS="8", MAX_LOSS="0.5")
     assert "certified, chosen" in printed
     assert "pass --allow-lossy" in printed
     assert not load_artifact(tmp_path / "out" / "mars").policy.lossless

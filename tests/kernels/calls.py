@@ -154,7 +154,7 @@ def calls(seed: int = 0, batch: int = 4) -> dict[str, Call]:
                 "policy_eval",
                 "prune_level",
                 args,
-                {"start": 1, "depth": 1, "width": 10, "extra": None},
+                {"start": 1, "depth": 1, "width": 10},
             )
     for name in ("c2t joint", "c2t as printed", "conditional"):  # all ways to carry a path's score
         shape = SCORED["c2t joint" if name == "conditional" else name]
@@ -166,7 +166,7 @@ def calls(seed: int = 0, batch: int = 4) -> dict[str, Call]:
             "policy_eval",
             "prune_level",
             args,
-            {"start": 11, "depth": 2, "width": 10, "extra": None},
+            {"start": 11, "depth": 2, "width": 10},
         )
     # --- the cache
     for dim, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (80, torch.float16),

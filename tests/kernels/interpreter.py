@@ -12,18 +12,14 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
-
-from specctl.kernels.tree_attention.fused import _split_counts
 
 LANGUAGES = {tl.__name__, tl.core.__name__}
 
@@ -121,18 +117,3 @@ def maxima_without_nan() -> Iterator[None]:
     """`tl.maximum` drops NaN, as on a GPU; the interpreter's own keeps it."""
     with patch.object(np, "maximum", np.fmax):
         yield
-
-
-@triton.jit
-def split_counts_kernel(out, prefixes, offsets, num_rows, num_slots, ROWS: tl.constexpr):  # noqa: ANN001, ANN201, N803
-    splits, _ = _split_counts(prefixes, offsets, 0, num_rows, num_slots, 64, ROWS, 32)
-    rows = tl.arange(0, ROWS)
-    tl.store(out + rows, splits, mask=rows < num_rows)
-
-
-def splits_of(prefixes: list[int], sizes: list[int], num_slots: int) -> list[int]:
-    """How `tree_attention` shares slots among up to 8 requests, in blocks of 64 entries."""
-    out = torch.zeros(len(sizes), dtype=torch.int32)
-    offsets = torch.tensor([0, *accumulate(sizes)])
-    split_counts_kernel[(1,)](out, torch.tensor(prefixes), offsets, len(sizes), num_slots, ROWS=8)
-    return out.tolist()

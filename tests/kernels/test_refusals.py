@@ -37,7 +37,7 @@ from specctl.kernels.sample_tokens import sample_tokens
 from specctl.kernels.token_ranks import token_ranks
 from specctl.kernels.tree_attention import tree_attention
 from specctl.kernels.tree_build import append_level, link_tree, select_nodes
-from specctl.kernels.verify_tree import Judged, RunnerUp, verify_tree, walk_tree
+from specctl.kernels.verify_tree import RunnerUp, verify_tree, walk_tree
 from specctl.policy import EntropyBins, ScoredTree
 from specctl.tree import DraftPool
 from tests.kernels.conftest import FUSED
@@ -140,7 +140,7 @@ def axis_of(rows: int, columns: int) -> Given:
 def network(features: int, hidden: int) -> PruneTable:
     w1, row = np.zeros((features, hidden)), np.zeros(hidden)
     columns = (COLUMNS * 3)[:features]
-    return PruneTable(-1.0, "network", network=Network(columns, w1, row, row, 0.0))
+    return PruneTable(-1.0, network=Network(columns, w1, row, row, 0.0))
 
 
 def apart(values: torch.Tensor) -> torch.Tensor:
@@ -200,33 +200,16 @@ REFUSED: list[tuple[Callable[..., Any], Given, str]] = [
     (append_level, {"start": 8}, "slots must be at most 10, not 11"),
     (link_tree, {"pool.depth": torch.clone}, "pool.depth.*dense rows"),
     (select_nodes, {"num_tokens": 0}, "num_tokens .* must be at least 1"),
-    (select_nodes, {"limit": LONG[0]}, "limit must be int64 of 2"),
     (walk_tree, {"acceptance.form": "odds"}, "form must be ratio or difference, not 'odds'"),
     (walk_tree, {"acceptance.node_at": None}, "node_at is missing"),
     # --- bookkeeping
-    (open_tree, {"opened": new_opened(2, 0, 2, CPU)}, "entries of opened must be at least 1"),
     (open_tree, {"pool.depth": torch.clone}, "pool.depth must have dense rows and strides"),
-    (open_level, {"above": lambda x: x[..., :1]}, "above must be int32 of 2 x any x 2"),
     (open_level, {"above": None}, "above is missing; give the words"),
     (open_level, {"above": OPENED.words, "opened": OPENED}, "above is the buffer of opened.words"),
     (open_level, {"behind": 62}, "nodes must be at most 64, not 65"),
-    (open_level, {"opened": new_opened(2, 2, 2, CPU)}, "width must be at most 2, not 3"),
-    (open_level, {"opened": new_opened(3, 3, 2, CPU)}, "opened.slots must be int64 of 2 x any"),
-    (open_level, {"opened.parent": LONG.T.contiguous().T}, "opened.parent must have dense r"),
     (open_level, {"opened.words": apart}, "opened.words must have dense rows"),
-    (lay_out, {"num_tokens": 0}, "num_tokens must be at least 1"),
-    (lay_out, axis_of(2, 0), "entries of parent must be at least 1, not 0"),
     (lay_out, axis_of(1025, 1), "rows must be at most 1024, not 1025"),
-    (
-        lay_out,
-        {"tree": lambda tree: type(tree)(*(part[:0] for part in tree)), "prefix": ROWS[:0],
-         "positions": ROWS[:0]},
-        "rows must be at least 1, not 0",
-    ),
-    (settle, {"found.node_at": lambda x: x[:, :0]}, "entries of node_at must be at least 1"),
     (settle, {"settled": new_settled(2, 4, CPU)}, "settled.outcome must be int64 of 2 x 9"),
-    (settle, {"settled": new_settled(1, 3, CPU)}, "settled.outcome must be int64 of 2 x 9"),
-    (settle, {"settled.read_ids": apart}, "settled.read_ids must have dense rows"),
     # --- the cache and what reads it
     (commit_kv, {"storage": apart}, "a last stride of 1, not"),
     (tree_attention, {"values": KEYS[:, :, 1:]}, "values must be float32 of 1 x 2"),
@@ -249,13 +232,9 @@ REFUSED: list[tuple[Callable[..., Any], Given, str]] = [
     (PolicyBuffer.write, {"packed": BINS}, "the parameter buffer is of layout"),
     (prune_level, {"of_parent": torch.zeros(2, 3)}, "4 nodes"),
     (prune_level, {"scores": torch.zeros(2, 4)}, "slots must be at most 4, not 5"),
-    (prune_level, {"params": pack(PruneTable(-1.0, "given"))}, "extra is missing: .* needs 1 col"),
     (pack, {"table": BinTable([1.0, 1.0], [1, 2, 3], [4, 5, 6], 1)}, "edges do not ascend"),
-    (pack, {"table": BinTable([0.1], [1, 2], [4, 5], 1)}, "edges are not float32"),
-    (pack, {"table": BinTable([1.0], [1], [4, 5], 1)}, "1 depths and 2 tokens for 2 bins"),
     (pack, {"table": BinTable([*range(256)], [1] * 257, [4] * 257, 1)}, "256 edges, not 1 to 255"),
     (pack, {"table": GateTable({65: -1.0}, 8)}, "is not 1 to 64"),
-    (pack, {"table": PruneTable(-1.0, "network")}, "a network is missing"),
     (pack, {"table": network(17, 4)}, "17 features, not 1 to 16"),
     (pack, {"table": network(3, 65)}, "65 hidden units, not 1 to 64"),
 ]  # fmt: skip
@@ -275,30 +254,8 @@ def links(slots: int) -> Given:
 
 LARGE: list[tuple[Callable[..., Any], Given, str]] = [
     (lay_out, axis_of(1, 1025), "nodes of a tree must be at most 1024"),
-    (
-        settle,
-        {"found": drawn_round(Round(2, 129, 4, 5, 6), torch.float32, 0),
-         "settled": new_settled(2, 129, CPU)},
-        "nodes of a path must be at most 128, not 129",
-    ),
-    *(
-        (
-            walk_tree,
-            links(slots) | {"max_depth": depth, "acceptance": acceptance},
-            "must be at most",
-        )
-        for slots, depth in ((1025, 3), (8, 65))
-        for acceptance in (None, Judged(torch.zeros(1, slots).bool()))
-    ),
-    *(
-        (
-            verify_tree,
-            {"parent": links(slots)["parent"], "admitted": torch.zeros(1, slots).bool(),
-             "max_depth": depth},
-            "must be at most",
-        )
-        for slots, depth in ((1025, 3), (8, 65))
-    ),
+    (walk_tree, links(1025) | {"acceptance": None}, "must be at most"),
+    (walk_tree, links(8) | {"max_depth": 65, "acceptance": None}, "must be at most"),
     (
         commit_kv,
         {"storage": torch.zeros(1, 1, 1, 2, 2, dtype=torch.complex128)},

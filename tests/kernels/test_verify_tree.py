@@ -1,13 +1,12 @@
-"""`verify_tree` and `walk_tree` against the loops of their docstrings, and against the rules of
-`specctl.policy`, which judge all nodes first."""
+"""`verify_tree` and `walk_tree` against the loops of their docstrings. Captured rounds accept by
+them as the rules of `specctl.policy` do, which judge all nodes first: test_captured_rounds.py."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,18 +14,10 @@ import torch
 from torch import Tensor
 
 from specctl.kernels.verify_tree import Acceptance, Judged, RunnerUp, Walk, verify_tree, walk_tree
-from specctl.policy import build_acceptance
-from specctl.policy.mars import Mars, top_two
-from specctl.policy.verification import AcceptanceRule, DraftDistribution, Verification
-from specctl.runtime.verifying import Relaxation
-from specctl.tree import TokenTree
-from tests.kernels.helpers import CPU, poisoned
+from tests.kernels.helpers import poisoned
 
 SHAPES = {"small": (20, 13, 4), "bushy": (8, 64, 30), "deep": (18, 100, 3)}
 PLAIN = ("strict", "judged")
-DENIED = (3, 14, 15)
-EOS = 92
-FORMS = {"ratio": 0.8, "margin": 0.5, "prob_ratio": 0.6}
 VOCAB = 97
 EMPTY_ROW = 2
 """This row of every batch holds no root, as an unused row of a captured batch."""
@@ -61,18 +52,19 @@ def random_batch(seed: int, num_rows: int, num_slots: int, reach: int) -> Batch:
     for row in range(num_rows):
         if row == EMPTY_ROW:
             continue
-        up, own = random_tree(random, random.randint((num_slots + 1) // 2, num_slots), reach)
+        size = random.randint((num_slots + 1) // 2, num_slots)
+        up, own, depths = random_tree(random, size, reach)
         parent[row, : len(up)], tokens[row, : len(up)] = torch.tensor(up), torch.tensor(own)
         for node in range(len(up)):
             children = [child for child, above in enumerate(up) if above == node]
             if children and random.random() < 0.8:
                 targets[row, node] = own[random.choice(children)]
-        deepest = max(deepest, *depths(up))
+        deepest = max(deepest, *depths)
     return Batch(parent, tokens, targets, deepest, draw)
 
 
-def random_tree(random: Random, size: int, reach: int) -> tuple[list[int], list[int]]:
-    """Parents and tokens; siblings differ, and no node stands below level 60."""
+def random_tree(random: Random, size: int, reach: int) -> tuple[list[int], list[int], list[int]]:
+    """Parents, tokens and depths; siblings differ, and no node stands below level 60."""
     up, tokens, depth = [-1], [random.randrange(VOCAB)], [0]
     for node in range(1, size):
         near = [n for n in range(max(0, node - reach), node) if depth[n] < 60] or [0]
@@ -81,14 +73,7 @@ def random_tree(random: Random, size: int, reach: int) -> tuple[list[int], list[
         up.append(above)
         depth.append(depth[above] + 1)
         tokens.append(random.choice([token for token in range(VOCAB) if token not in taken]))
-    return up, tokens
-
-
-def depths(up: list[int]) -> list[int]:
-    found = [0]
-    for above in up[1:]:
-        found.append(found[above] + 1)
-    return found
+    return up, tokens, depth
 
 
 # --------------------------------------------------------------------------- acceptances
@@ -339,99 +324,3 @@ def test_thresholds_are_exceeded_not_met(device: torch.device) -> None:
     for acceptance, follows in at_the_edge():
         found = walk_tree(parent, tokens, targets, 1, acceptance_on(acceptance, device))
         assert found.token_ids.tolist() == ([[1, 8]] if follows else [[0, -1]]), acceptance
-
-
-# --------------------------------------------------------------------------- beside the rules
-
-
-def verification(seed: int, *, sampled: bool) -> Verification:
-    """Rooted random trees behind logits that prefer children, or nearly so; two of three rows
-    sampled under top-p, if any is."""
-    batch = random_batch(seed, 60, 24, 6)
-    kept = torch.arange(60) != EMPTY_ROW
-    tree = tree_of(batch, kept)
-    rows, slots = tree.parent.shape
-    logits = torch.randn(rows, slots, VOCAB, generator=batch.generator)
-    first = batch.randint(0, VOCAB, rows, slots)
-    first = torch.where(batch.rand(rows, slots) < 0.6, batch.target_ids[kept], first)
-    links = tree.parent.where(tree.parent >= 0, torch.tensor(slots))
-    spare = batch.randint(0, VOCAB, rows, slots + 1)
-    second = spare.scatter_(1, links, tree.token_ids)[:, :slots]
-    logits.scatter_(2, second[..., None], 5 - 2 * batch.rand(rows, slots, 1))
-    logits.scatter_(2, first[..., None], 5.0)
-    greedy = torch.arange(rows) % 3 == 0 if sampled else torch.ones(rows, dtype=torch.bool)
-    law = logits.masked_fill((logits < 4) & ~greedy[:, None, None], -math.inf)
-    gumbel = -batch.rand(rows, slots, VOCAB).log_().neg_().log_()
-    drawn = torch.where(greedy[:, None, None], logits, law + gumbel).argmax(-1)
-    above = law.gather(1, tree.parent.clamp(min=0)[..., None].expand_as(law)).clamp(min=-20)
-    drafted = above + 2 * batch.rand(rows, slots, 1) * batch.rand(rows, slots, VOCAB)
-    return Verification(
-        tree=tree,
-        target_ids=drawn,
-        logits=logits,
-        processed=law,
-        greedy=greedy,
-        seeds=torch.zeros(rows, dtype=torch.int64),
-        positions=tree.depth,
-        memory=10 * batch.rand(rows, 8).double().sort(1, descending=True).values,
-        drafted_from=DraftDistribution(drafted, torch.arange(VOCAB)),
-    )
-
-
-def tree_of(batch: Batch, kept: Tensor) -> TokenTree:
-    parent, depth = batch.parent[kept], torch.zeros_like(batch.parent[kept])
-    for _ in range(batch.max_depth):
-        depth = torch.where(parent >= 0, depth.gather(1, parent.clamp(min=0)) + 1, 0)
-    return TokenTree(batch.token_ids[kept], parent, depth, torch.zeros(parent.shape))
-
-
-def assert_as_judged(rule: AcceptanceRule, given: Verification, found: Walk) -> None:
-    """Path and last token are those of the rule's own judgement."""
-    judged, tree = rule.judge(given), given.tree
-    assert torch.equal(found.path, verify_tree(tree.parent, judged.admitted, int(tree.depth.max())))
-    last = num_accepted(found)[:, None]
-    bonus = judged.target_ids.gather(1, found.path.gather(1, last))
-    assert torch.equal(found.token_ids.gather(1, last), bonus)
-
-
-def walk(given: Verification, acceptance: RunnerUp | None) -> Walk:
-    tree = given.tree
-    return walk_tree(
-        tree.parent, tree.token_ids, given.target_ids, int(tree.depth.max()), acceptance
-    )
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("sampled", [False, True])
-def test_the_runner_up_is_as_mars_judges(form: str, sampled: bool) -> None:  # noqa: FBT001
-    record = Mars(form=form, theta=FORMS[form], deny_token_ids=DENIED)
-    rule = build_acceptance(record, eos_ids=(EOS,))
-    num_relaxed = 0
-    for seed in range(4):
-        given = verification(seed, sampled=sampled)
-        found = walk(given, runner_up_of(record, given))
-        assert_as_judged(rule, given, found)
-        num_relaxed += int((num_accepted(found) > num_accepted(walk(given, None))).sum())
-    assert num_relaxed >= 20
-
-
-def runner_up_of(record: Mars, given: Verification) -> RunnerUp:
-    """What a round on a GPU hands to the kernel."""
-    model: Any = SimpleNamespace(vocab_size=VOCAB, device=CPU)
-    relaxation = Relaxation.of(record, model, (EOS,))
-    assert relaxation is not None
-    node_at = torch.arange(given.target_ids.numel()).view_as(given.target_ids)
-    laid = SimpleNamespace(node_at=node_at)
-    asked: Any = SimpleNamespace(logits=given.logits.flatten(0, 1), laid=laid)
-    return relaxation.runner_up(asked, given.processed.flatten(0, 1), given.greedy)
-
-
-def test_a_runner_up_that_ties_is_as_mars_judges() -> None:
-    """Of logits that tie, the target's token is the first, whatever top-k says."""
-    given = verification(1, sampled=False)
-    logits = given.logits.clamp(max=4.0)
-    given = replace(given, logits=logits, processed=logits, target_ids=logits.argmax(-1))
-    record = Mars(theta=0.9, deny_token_ids=DENIED)
-    rule = build_acceptance(record, eos_ids=(EOS,))
-    assert (top_two(logits, given.target_ids, given.greedy).second != logits.argmax(-1)).all()
-    assert_as_judged(rule, given, walk(given, runner_up_of(record, given)))

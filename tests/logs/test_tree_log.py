@@ -11,16 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
-from specctl.errors import TraceCorruptError, TraceEmptyError, TraceMismatchError
-from specctl.features import node_features
+from specctl.errors import TraceCorruptError, TraceEmptyError, TraceError, TraceMismatchError
+from specctl.features import NO_TEXT, node_features
 from specctl.logs import tree_log
+from specctl.logs.logged_draft import recent_text
 from specctl.logs.node_sample import logged_nodes
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import UNKNOWN, DenseLog, _first_child, _live_labels
-from specctl.policy import JointThreshold, build_shape
+from specctl.logs.tree_log import TEXT_COLUMNS, UNKNOWN, DenseLog, _first_child, _live_labels
 from specctl.policy.rules import BaseShape
 from tests.replay.logs import PlainTree, frontier, plain_trees, random_traces
+from tests.replay.reports import live_traces
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,27 @@ def test_entropies_that_are_not_read_are_nan(traces: TraceSet) -> None:
     assert with_entropy.entropy.isfinite().all()
     assert without.entropy.isnan().all()
     assert without.topk_entropy.isnan().all()
+
+
+def test_some_prompts_of_a_log_keep_their_text(traces: TraceSet) -> None:
+    log = DenseLog.open(traces)
+    [chunk] = log.chunks(extra=TEXT_COLUMNS)
+    first, last = (int(edge) for edge in chunk.positions.start[-2:])
+    [part] = log.only(chunk.positions.prompt_ids[-1:]).chunks(extra=TEXT_COLUMNS)
+    text = recent_text(part, slice(None))
+    assert torch.equal(text, recent_text(chunk, slice(first, last)))
+    assert (text != NO_TEXT).sum(1).tolist()[:3] == [1, 2, 3]
+
+
+def test_a_log_read_without_tokens_and_live_traces_have_no_text(
+    traces: TraceSet, tmp_path: Path
+) -> None:
+    with pytest.raises(TraceError, match=r"dense traces, which hold every token"):
+        recent_text(next(DenseLog.open(traces).chunks()), slice(0, 1))
+    asking = BaseShape(2, 2, 2, max_tokens=1, needs_text=True)
+    live = logged_nodes(live_traces(tmp_path / "live", offered_depth=1))
+    with pytest.raises(TraceError, match=r"these are live.*collect with --dense"):
+        next(live.batches(asking))
 
 
 def test_folders_of_different_support_are_refused(tmp_path: Path) -> None:
@@ -154,16 +177,6 @@ def any_beyond(tree: PlainTree, node: int) -> bool:
         path.append(node)
         node = tree.parent[node]
     return any(tree.on_path[tree.parent[n]] and tree.depth[n] == tree.remaining + 1 for n in path)
-
-
-def test_prompts_are_chosen_and_told(tmp_path: Path) -> None:
-    traces = random_traces(tmp_path / "log", num_prompts=3, depth=2, top_k=2)
-    source = logged_nodes(traces)
-    wanted = traces.prompt_ids[1:]
-    rule = build_shape(JointThreshold(depth=2, top_k=2, min_prob=0.0))
-    batches = list(source.batches(rule, wanted))
-    assert {name for batch in batches for name in batch.prompt_id} == set(wanted)
-    assert all(batch.scores is not None for batch in batches)
 
 
 def test_what_the_text_ended_before_is_unknown_and_what_left_it_is_not(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specctl.collect.dense.drafters import DenseDrafter
 from specctl.features import RECENT_TOKENS
-from specctl.policy import Shape, StepCost, build_shape
+from specctl.policy import Shape, build_shape
 from specctl.policy.growing import grow_tree
 from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule, fresh_start
 from specctl.policy.verification import Verification
@@ -164,17 +164,6 @@ def sure(path: tuple[int, ...]) -> list[float]:
 
 def unsure(path: tuple[int, ...]) -> list[float]:
     return [0.6, 0.4] if not path else [0.5, 0.5]
-
-
-# us of a round of so many tokens, both requests at their tokens: m draft nodes cost entry m + 2.
-#   m                0     1     2     3     4
-#   tokens         2.0   2.9  3.62  4.22  4.52
-STAIRS = StepCost(token_counts=(2, 4, 6), step_us=(10.0, 12.0, 20.0))
-# rate            .200  .242  .302  .211  .226    best at 2
-VALLEY = StepCost(token_counts=(2, 6, 7), step_us=(10.0, 20.0, 40.0))
-# rate            .200  .145  .181  .211  .226    best at 4, behind a descent
-STEEP = StepCost(token_counts=(2, 3), step_us=(10.0, 20.0))
-# cost              10    20    30    40    50    best at 0
 
 
 # --------------------------------------------------------------------------- batches

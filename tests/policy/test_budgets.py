@@ -41,29 +41,6 @@ def marginal(tokens_per_us: float, costs: policy.StepCost | None) -> policy.Marg
     return policy.MarginalBudget(tokens_per_s=tokens_per_us * 1e6, costs=costs)
 
 
-@pytest.mark.parametrize(
-    ("budget", "size"),
-    [
-        (survival(costs=drafts.STAIRS), 2),
-        (survival(costs=drafts.VALLEY), 4),
-        (survival(costs=drafts.STEEP), 0),
-        # A cap binds the search; neither 3 nor 4 tokens beat the roots alone.
-        (survival(costs=drafts.VALLEY, max_tokens=5), 3),
-        (survival(costs=drafts.VALLEY, max_tokens=4), 0),
-        # m                    0      1      2      3      4      (as in tests/policy/drafts.py)
-        # tokens             2.0    2.9   3.62   4.22   4.52
-        # less .2 · us       0.0    0.5   1.22   0.22   0.52
-        (marginal(0.2, drafts.STAIRS), 2),
-        # less .01 · us      1.9   2.78   3.50   4.02   4.32
-        (marginal(0.01, drafts.STAIRS), 4),
-        # less 1 · us         -8   -9.1   -8.4  -15.8  -15.5
-        (marginal(1.0, drafts.STAIRS), 0),
-    ],
-)
-def test_the_size_is_the_global_best(budget: policy.Budget, size: int) -> None:
-    assert drafts.num_tokens(shared(budget, *drafts.draft(*PAIR))) == 2 + size
-
-
 def test_of_equal_rates_the_smaller_size_wins_and_of_equal_surplus_the_larger() -> None:
     assert int(best_rate(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 20.0, 30.0]))) == 0
     tokens, cost = torch.tensor([2.0, 2.5, 2.75]), torch.tensor([4.0, 5.0, 6.0])
@@ -71,7 +48,7 @@ def test_of_equal_rates_the_smaller_size_wins_and_of_equal_surplus_the_larger() 
     assert int(best_surplus(tokens, cost, 0.25)) == 2
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_other_choice_of_that_size_expects_more(seed: int) -> None:
     drafted = drafts.draft(TREE, [drafts.random_law(seed), drafts.random_law(100 + seed)])
     choices = drafts.all_choices(*drafted)
@@ -87,7 +64,8 @@ def test_no_other_choice_of_that_size_expects_more(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_other_choice_has_a_better_rate_or_surplus(seed: int) -> None:
-    """On a staircase with one captured size a stair, and a line beyond the last.
+    """On a staircase with one captured size a stair, and a line beyond the last: rates descend in
+    front of the best one.
 
     Dinkelbach: with the best rate of the round as the price, that round achieves it.
     """

@@ -74,11 +74,8 @@ def test_every_shape_has_an_example() -> None:
     kinds = {family_of(shape).kind for shape in EXAMPLES.values()}
     assert kinds == {family.kind for family in SHAPES}
     for part, family in FAMILIES:
-        assert all(record["kind"] == family.kind for record in _words(part, family))
-
-
-def _words(part: str, family: Family) -> list[dict[str, Any]]:
-    return [WORDS[part][word] for word in family.words]  # type: ignore[index]
+        words = WORDS[part]  # type: ignore[index]
+        assert all(words[word]["kind"] == family.kind for word in family.words)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -92,18 +89,6 @@ def test_json_and_back(name: str) -> None:
     unknown = canonical_json({**record, "shape": {**record["shape"], "no_such_field": 1}})
     with pytest.raises(UsageError, match="no_such_field"):
         parse_policy(unknown)
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_numbers_that_are_none_are_refused(name: str) -> None:
-    """NaN and infinities, in every field that takes a decimal."""
-    record = json.loads(policy_json(Policy(shape=EXAMPLES[name])))
-    fields = [field for field, value in record["shape"].items() if isinstance(value, float)]
-    for field in fields:
-        for value in (float("nan"), float("inf")):
-            spoilt = {**record, "shape": {**record["shape"], field: value}}
-            with pytest.raises(UsageError, match=field):
-                parse_policy(json.dumps(spoilt))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -144,7 +129,6 @@ REFUSED: list[tuple[type[Record], dict[str, Any], str]] = [
     (FullTree, {"depth": 65}, "depth"),
     (SignalStop, {"signal": "confidence", "threshold": 1.5}, "at most 1"),
     (SignalStop, {"signal": "entropy", "threshold": 1.0, "top_k": 2}, "num_tokens goes with top_k"),
-    (SignalStop, {"signal": "entropy", "threshold": 1.0, "num_tokens": 30}, "num_tokens goes"),
     (
         SignalStop,
         {"signal": "entropy", "threshold": 1, "top_k": 2, "num_tokens": 30, "keep_last": False},
@@ -187,9 +171,6 @@ def test_a_family_that_forgets_a_fact_is_refused_at_import(missing: str) -> None
     del facts[missing]
     with pytest.raises(TypeError, match=missing):
         ShapeFamily(record=RootOnly, rule=static_shape, **facts)
-
-
-def test_an_acceptance_family_says_whether_it_is_lossless() -> None:
     with pytest.raises(TypeError, match="is_lossless"):
         AcceptanceFamily(record=Mars, rule=static_shape)  # type: ignore[call-arg]
 

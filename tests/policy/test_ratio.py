@@ -236,30 +236,9 @@ def target_in_place_of_the_residual(given: Verification) -> Chances:
 
 
 @mutant
-def residual_not_clamped(given: Verification) -> Chances:
-    p, q = laws(given)
-    return with_rest(given, (p - q).abs() / (p - q).abs().sum(-1, keepdim=True))
-
-
-@mutant
 def residual_not_normalised(given: Verification) -> Chances:
     p, q = laws(given)
     return with_rest(given, (p - q).clamp(min=0))
-
-
-@mutant
-def draft_law_of_another_temperature(given: Verification) -> Chances:
-    law = given.drafted_from
-    assert law is not None
-    return chances(replace(given, drafted_from=replace(law, logits=law.logits * 1.25)))
-
-
-@mutant
-def bonus_from_the_row_above(given: Verification) -> Chances:
-    found = chances(given)
-    rest = found.rest.clone()
-    rest[:, -1] = given.processed.softmax(-1)[:, -2]
-    return replace(found, rest=rest)
 
 
 @mutant
@@ -268,12 +247,6 @@ def draft_law_of_the_row_above(given: Verification) -> Chances:
     assert law is not None
     shifted = torch.cat([law.logits[:, :1], law.logits[:, :-1]], 1)
     return chances(replace(given, drafted_from=replace(law, logits=shifted)))
-
-
-@mutant
-def all_drafts_accepted(given: Verification) -> Chances:
-    found = chances(given)
-    return replace(found, accept=(found.accept > 0).double())
 
 
 @mutant

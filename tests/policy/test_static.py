@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specctl.errors import UsageError
-from specctl.features import meta_path, phi
+from specctl.features import phi
 from specctl.policy import (
     Chain,
     ChainSchedule,
@@ -71,23 +71,6 @@ def test_every_smaller_static_tree_is_contained(
                 assert scores(tree, row).items() <= scores(full, row).items()
 
 
-def test_a_narrow_tree_may_expand_what_a_wide_level_does_not() -> None:
-    """The example of `policy.full`: c's children beat b's first, which tree 2 expands."""
-    children = {(): [0.4, 0.31, 0.29, 0.0], (0,): [0.9, 0.05, 0.05, 0.0]}
-    children |= {(1,): [0.4, 0.3, 0.2, 0.1], (2,): [0.51, 0.49, 0.0, 0.0]}
-
-    def law(path: tuple[int, ...]) -> list[float]:
-        return children.get(path, [0.7, 0.1, 0.1, 0.1])
-
-    wide = FullTree(depth=3, top_k=3, nested=False)
-    _, tree, _ = grow(build_shape(wide), [law])
-    assert (1, 0, 0) not in paths_of(tree)  # best three: (0, 0), (2, 0), (2, 1)
-    _, nested, _ = grow(build_shape(wide.model_copy(update={"nested": True})), [law])
-    assert (1, 0, 0) in paths_of(nested)
-    _, narrow, _ = grow(build_shape(StaticTree(depth=3, top_k=2, num_tokens=ALL)), [law])
-    assert (1, 0, 0) in paths_of(narrow)
-
-
 @pytest.mark.parametrize("width", [None, 2, 5])
 def test_without_nesting_it_is_the_static_tree_of_that_width(width: int | None) -> None:
     laws = [random_law(3), random_law(4)]
@@ -136,9 +119,6 @@ def test_a_schedule_is_the_chain_of_its_batch(batch_size: int, length: int) -> N
         ("from_batch=1/4/4:num_draft_tokens=3/2/1", "increasing"),
         ("from_batch=1/4:num_draft_tokens=3/2/1", "one length for each of 2"),
         ("from_batch=1/4:num_draft_tokens=0/0", "that is ar"),
-        ("from_batch=1/4:num_draft_tokens=65/0", "64"),
-        ("from_batch=1/4:num_draft_tokens=-1/2", "0"),
-        ("from_batch=1:num_draft_tokens=3", "from_batch"),
         ("num_draft_tokens=3/", "from_batch"),
     ],
 )
@@ -168,13 +148,6 @@ def test_phi_adds_the_entropies_that_led_to_the_best_last_node() -> None:
     assert float(phi(pool)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_meta_path_by_the_last_tokens_own_probability() -> None:
-    pool, _, _ = grow(build_shape(BASE), [hand_law])
-    by_path, by_token = meta_path(pool), meta_path(pool, conditional=True)
-    assert float(pool.joint_logp[0, by_path].exp()) == pytest.approx(0.36)
-    assert float(pool.draft_logp[0, by_token].exp()) == pytest.approx(0.8)  # b, a
-
-
 def test_plan_of_every_bin_and_its_options() -> None:
     base = StaticTree(depth=6, top_k=10, num_tokens=60)
     edges = tuple(map(float, range(1, 8)))
@@ -197,14 +170,17 @@ def test_highest_bin_is_the_base_tree() -> None:
     assert drafter.num_expansions == 1, "no level is drafted that nobody wants"
 
 
-def test_phi_on_an_edge_goes_left() -> None:
+@pytest.mark.parametrize(("alpha", "low", "high"), [(2, 6, 8), (0, 4, 7)])
+def test_phi_on_an_edge_goes_left(alpha: int, low: int, high: int) -> None:
+    """Bins of ceil(0.5 · 7 + 2) and ceil(1.0 · 7 + 1) nodes; alpha 0 extends none: ceil(0.5 · 7)
+    and 7."""
     pool, _, _ = grow(build_shape(BASE), [random_law(0)])
     edge = float(phi(pool))
-    _, on_edge, _ = grow(build_shape(hetero(edges=(edge,))), [random_law(0)])
+    _, on_edge, _ = grow(build_shape(hetero(edges=(edge,), alpha=alpha)), [random_law(0)])
     below = float(torch.nextafter(torch.tensor(edge), torch.tensor(0.0)))
-    _, above, _ = grow(build_shape(hetero(edges=(below,))), [random_law(0)])
-    assert int(on_edge.num_nodes) == 6  # the low bin
-    assert int(above.num_nodes) == 8  # the high bin: ceil(1.0 · 7 + 1)
+    _, above, _ = grow(build_shape(hetero(edges=(below,), alpha=alpha)), [random_law(0)])
+    assert int(on_edge.num_nodes) == low
+    assert int(above.num_nodes) == high
 
 
 # --------------------------------------------------------------------------- order
@@ -223,7 +199,7 @@ def order_by_keys(scores: torch.Tensor, num_best: int) -> torch.Tensor:
         return top_order(scores, num_best)
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(pool=POOLS, num_best=st.integers(1, 50))
 def test_order_is_that_of_the_stable_sort(pool: list[list[float]], num_best: int) -> None:
     """Ties, zeros and -inf included."""

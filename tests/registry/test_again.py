@@ -256,7 +256,6 @@ HARMS: dict[str, Callable[[Path], object]] = {
     "a pipe": lambda note: (note.unlink(), os.mkfifo(note)),
     "open to all": lambda note: note.chmod(0o666),
     "another form": lambda note: note.write_bytes(b"{}"),
-    "no text": lambda note: note.write_bytes(b"\xff"),
     "endless": lambda note: note.write_bytes(b" " * 5000),
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -85,11 +84,7 @@ HARMS: dict[str, tuple[Callable[[MemoryStore], None], str]] = {
     "a move to no version": (lambda store: replace_entry(store, 2, action=NEVER), "never pub"),
     "a payload that is not canonical": (add_spaces, "canonical"),
     "a space more": (rebuilt(lambda data: data + b" "), ""),
-    "cut": (rebuilt(lambda data: data[:-1]), ""),
-    "empty": (rebuilt(lambda data: b""), ""),
     "another type": (rebuilt(lambda d: d.replace(b"registry.entry", b"other.entry")), ""),
-    "twice": (rebuilt(lambda d: d.replace(b'{"payload"', b'{"payload":"","payload"')), ""),
-    "deep": (rebuilt(lambda data: b"[" * 100_000), ""),
 }  # fmt: skip
 
 
@@ -157,24 +152,6 @@ def test_a_commit_of_unknown_outcome_happens_once(store: MemoryStore, outcomes: 
     assert unsure.outcomes == []
     versions = [one.entry.action for one in entries(store)]
     assert [action.digest for action in versions].count(four.digest) == 1  # type: ignore[union-attr]
-
-
-def test_writers_never_lose_a_version() -> None:
-    """Twelve threads, one name: whoever loses a race goes on with the next generation."""
-    store = MemoryStore()
-    writer_on(store)
-    pushed = [f"{thread} {number}" for thread in range(12) for number in range(4)]
-
-    def work(thread: int) -> None:
-        writer = writer_on(store)
-        for number in range(4):
-            push(writer, package(f"{thread} {number}"), NAME)
-
-    with ThreadPoolExecutor(12) as pool:
-        list(pool.map(work, range(12)))
-    found = registry_on(store).log(NAME)
-    assert set(found.state.versions) == {package(word).digest for word in pushed}
-    assert len(found.entries) == 48
 
 
 @pytest.mark.parametrize("key", ["sub/000000000009.json", "9.json", "head", "000000000009"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 
 from specctl.artifacts.manifest import TENSORS, digest_of
-from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, SigningKey, sign_artifact
 from specctl.errors import ArtifactError, RegistryError, StoreError
 from specctl.registry import Package, Reference, init_registry, promote, push, verify
 from specctl.registry.content import blob_key, manifest_key, signature_folder
@@ -20,7 +17,7 @@ from specctl.registry.listing import name_rows, search
 from specctl.registry.log import entry_key
 from specctl.registry.trust import Trust
 from specctl.registry.verifying import Finding
-from specctl.stores import LocalStore, TransientError, local
+from specctl.stores import LocalStore, TransientError
 from tests.artifacts.examples import PAIR
 from tests.registry.worlds import (
     NAME,
@@ -28,7 +25,6 @@ from tests.registry.worlds import (
     Ignoring,
     package,
     registry_on,
-    trusting,
     writer_on,
 )
 from tests.stores.memory import MemoryStore, Wrapped
@@ -103,33 +99,12 @@ def test_one_reference_is_verified_alone(store: MemoryStore) -> None:
         verify(registry, Trust(), Reference(NAME, "next"))
 
 
-def test_signatures_are_verified_where_they_are_required(store: MemoryStore) -> None:
-    key = SigningKey.generate()
-    trust = trusting(key)
-    assert {one.code for one in findings(store, trust)} == {"E_SIG"}
-    for one in (ONE, TWO):
-        push(writer_on(store, key), one, NAME)
-    promote(writer_on(store, key), NAME, "prod", TWO.digest)
-    assert findings(store, trust) == []
-    extra = sign_artifact(SigningKey.generate(), ONE.digest, NAME)
-    registry_on(store).content.publish(ONE.digest, ONE.files, [extra])
-    assert findings(store, trust) == []
-    for stored in [name for name in store.kept if name.startswith("signatures/")]:
-        flip(store, stored)
-    assert {one.code for one in findings(store, trust)} == {"E_SIG", "E_DIGEST"}
-
-
-OUTAGES = (
-    TransientError("store: expected an answer, found none", hint="try again"),
-    StoreError("store: expected a role, found Access Denied", hint="check it"),
-)
-
-
 @pytest.mark.parametrize("prefix", ["blobs/", "manifests/", "signatures", "log/"])
-@pytest.mark.parametrize("outage", OUTAGES, ids=["no answer", "refused"])
 def test_an_outage_ends_the_check_and_is_no_damage(
-    store: MemoryStore, outage: StoreError, prefix: str, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    outage = TransientError("store: expected an answer, found none", hint="try again")
+
     def failing(real: Callable[..., object]) -> Callable[..., object]:
         def call(key: str, **options: int) -> object:
             if key.startswith(prefix):
@@ -190,9 +165,7 @@ def test_a_link_is_a_finding(folder: Path, tmp_path: Path, part: str, *, is_whol
     assert any(one.code == "E_STORE" and "link" in one.found for one in found)
 
 
-@pytest.mark.parametrize(
-    "harm", ["a link", "too large", "not JSON", "closed", "no manifest", "version 9"]
-)
+@pytest.mark.parametrize("harm", ["a link", "not JSON", "version 9"])
 def test_a_name_that_cannot_be_read_hides_no_other(
     folder: Path,
     harm: str,
@@ -203,27 +176,15 @@ def test_a_name_that_cannot_be_read_hides_no_other(
     """In a list, in a search and in a verification."""
     entry = folder / "log" / "other" / "000000000000.json"
     where = "log/other"
-    if harm in ("no manifest", "version 9"):
+    if harm == "version 9":
         where = manifest_key(real[1].digest)
         text = (folder / where).read_bytes().replace(b'_version":', b'_version":9')
-        (folder / where).unlink()
-        if harm == "version 9":
-            (folder / where).write_bytes(text)
-    elif harm == "closed":  # by a teammate with a umask of 077
-        real_enter = local.enter
-
-        def enter(above: int, name: str) -> int:
-            if name == "other":
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
-            return real_enter(above, name)
-
-        monkeypatch.setattr(local, "enter", enter)
-    else:
+        (folder / where).write_bytes(text)
+    elif harm == "a link":
         entry.unlink()
-        if harm == "a link":
-            entry.symlink_to("/etc/hostname")
-        else:
-            entry.write_bytes(b"x" * (MAX_ENVELOPE_BYTES + 1 if harm == "too large" else 9))
+        entry.symlink_to("/etc/hostname")
+    else:
+        entry.write_bytes(b"not JSON")
     registry = registry_on(LocalStore(folder))
     names = {row["name"]: row for row in name_rows(registry, Trust())}
     assert names[NAME]["num_versions"] == 1
@@ -237,31 +198,27 @@ def test_a_name_that_cannot_be_read_hides_no_other(
 
 WORDS = {
     "qwen3-8b": 1,
-    "QWEN3_8B": 1,
     "other": 1,
     "h200 chat": 1,
-    "toy": 2,
     "toy nothing": 0,
     "prod": 1,
     PAIR.target_digest: 2,
     PAIR.drafter_digest[:20]: 2,
-    "sha256:0123": 0,
 }
 
 
-@pytest.mark.parametrize("words", WORDS)
 def test_a_search_is_for_parts_of_names_and_digests(
-    folder: Path, words: str, caplog: pytest.LogCaptureFixture
+    folder: Path, real: tuple[Package, Package], caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = registry_on(LocalStore(folder))
     push(writer_on(registry.store), package("unreadable"), "third")
-    rows = list(search(registry, Trust(), words.split()))
-    assert len(rows) == WORDS[words]
-    assert len(caplog.messages) == 1, "of the version that cannot be read"
-    digests = {str(row["digest"]) for row in search(registry, Trust(), ["toy"])}
-    for digest in digests:
-        [row] = search(registry, Trust(), [digest])
-        assert row["digest"] == digest
+    for words, num_rows in WORDS.items():
+        caplog.clear()
+        assert len(list(search(registry, Trust(), words.split()))) == num_rows, words
+        assert len(caplog.messages) == 1, "of the version that cannot be read"
+    for one in real:
+        [row] = search(registry, Trust(), [one.digest])
+        assert row["digest"] == one.digest
 
 
 def test_a_listing_reads_many_histories_at_once() -> None:

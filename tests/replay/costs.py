@@ -43,16 +43,14 @@ def linear_clock(batch_size: int = 1, **rates: float) -> LoadClock:
     return LoadClock(linear_cost(**{**usual, **drafting, **rates}), batch_size)
 
 
-PUBLISHED = LinearCost(  # SpecDecode-Bench/simulator, predictor.py, class Llama8BH100, in us
-    cost_model_version=1,
-    source="SpecDecode-Bench simulator, Llama 3.1 8B, EAGLE, H100",
-    verify_fixed_us=5885.90713,
-    verify_token_us=21.0103129,
-    verify_cached_token_us=0.0392645679,
-    draft_fixed_us=2135.26175,
-    draft_token_us=0.841429603,
-    draft_cached_token_us=0.00237768493,
-    step_us=1206.83946,
+LINEAR = linear_cost(
+    verify_fixed_us=1000.0,
+    verify_token_us=10.0,
+    verify_cached_token_us=0.5,
+    draft_fixed_us=200.0,
+    draft_token_us=5.0,
+    draft_cached_token_us=0.25,
+    step_us=100.0,
 )
 
 

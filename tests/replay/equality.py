@@ -23,9 +23,7 @@ SHAPE = FullTree(depth=8, top_k=8)
 BASE = StaticTree(depth=5, top_k=8, num_tokens=24)
 POLICIES = {
     "ar": Policy(shape=RootOnly()),
-    "chain 2": Policy(shape=Chain(num_draft_tokens=2)),
     "chain 6": Policy(shape=Chain(num_draft_tokens=6)),
-    "eagle2 3-4-8": Policy(shape=StaticTree(depth=3, top_k=4, num_tokens=8)),
     "eagle2 6-8-48": Policy(shape=StaticTree(depth=6, top_k=8, num_tokens=48)),
     "eagle2 8-5-24": Policy(shape=StaticTree(depth=8, top_k=5, num_tokens=24)),
     # Edges inside the range of Φ at depth 5, so that bins and depths differ between rounds.
@@ -40,13 +38,11 @@ ADAPTIVE = {
         "stop:signal=survival:threshold=0.2:window=7",
         "ddd:depth=8:top_k=6:num_tokens=24:check_levels=3/5:min_beam_logp=-1.0",
         "opt_tree:depth=6:top_k=8:num_tokens=24",
-        "threshold:depth=8:top_k=8:min_prob=0.04",
         "threshold:depth=8:top_k=8:min_prob=0.03:min_level_prob=0.4",
         "threshold:depth=6:top_k=5:min_prob=0.01:num_tokens=16",
         "echo:depth=7:gate_levels=1/3:thresholds=0.5/0.2:max_width=8",
         "echo:depth=8:width=1:max_width=6:gate_levels=2/4:thresholds=0.4/0.1:num_tokens=7",
         # With memory: what a round learns decides the next, so one slip would move all the rest.
-        "adasd_stop:window=7:min_samples=2",
         "adasd_stop:window=7:between=rejected:min_samples=1:keep_last=false",
         "adasd_stop:window=6:top_k=4:num_tokens=20:min_samples=1",
     )

@@ -25,7 +25,7 @@ import pyarrow as pa
 from scripts.synthetic_trace import DIGESTS, concatenated, table
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import FullTree, Policy, policy_digest
+from specctl.policy import FullTree, Policy
 from specctl.runtime.requests import Sampling
 
 DEPTH, TOP_K = 2, 2
@@ -79,18 +79,13 @@ def round_table(prompt: Prompt) -> Any:
         "prompt_id": prompt.prompt_id,
         "category": prompt.category,
         "kind": "dense",
-        "policy_digest": policy_digest(POLICY),
         "round_idx": np.arange(num),
         "position": np.arange(1, num + 1),
         "context_tokens": np.arange(9, 9 + num),
         "offered_depth": DEPTH,
-        "offered_width": TOP_K,
-        "top_k": TOP_K,
         "num_drafted": 6,
-        "num_verified": accepted + 1,
         "num_accepted": accepted,
         "num_emitted": np.minimum(accepted + 1, remaining),
-        "fully_accepted": accepted == DEPTH,
     }
     return table("rounds", values, num)
 
@@ -103,17 +98,12 @@ def node_table(prompt: Prompt, index: int, remaining: int) -> Any:
         "node_idx": np.arange(7),
         "parent_idx": np.array(PARENT),
         "depth": np.array(LEVEL),
-        "token_id": np.arange(7),
         "sibling_rank": np.array([0, 0, 1, 0, 1, 0, 1]),
         "draft_logp": np.log(PROB),
+        "path_accepted": pa.array([label(node, taken, remaining) for node in range(7)]),
         "joint_logp": np.log(JOINT),
-        "parent_entropy": 0.5,
-        "parent_topk_entropy": np.where(np.array(LEVEL) > 0, 0.5, 0.0),
-        "expanded": np.array(LEVEL) < DEPTH,
-        "verified": np.isin(np.arange(7), (0, *taken)),
     }
-    labels = [label(node, taken, remaining) for node in range(7)]
-    return with_column(table("nodes", values, 7), "path_accepted", labels)
+    return table("nodes", values, 7)
 
 
 def label(node: int, taken: Taken, remaining: int) -> bool | None:
@@ -142,9 +132,3 @@ def live_traces(folder: Path, *, offered_depth: int = 0) -> TraceSet:
     with TraceWriter.open(folder, header) as writer:
         writer.commit(["a"], tables)
     return TraceSet.open(folder)
-
-
-def with_column(whole: pa.Table, name: str, values: list[bool | None]) -> pa.Table:
-    """The table with a column of flags."""
-    at = whole.schema.get_field_index(name)
-    return whole.set_column(at, whole.schema.field(at), pa.array(values, pa.bool_()))

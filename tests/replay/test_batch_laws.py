@@ -1,14 +1,11 @@
-"""Simulated batches against replay, against a telling in plain Python, and against themselves."""
+"""Simulated batches against replay, and against themselves."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import (
@@ -23,16 +20,15 @@ from specctl.policy import (
     SignalStop,
     SurvivalBudget,
 )
-from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate
+from specctl.replay.batch_simulation import Load, Simulation, simulate
 from specctl.replay.metrics import LoadClock
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.submissions import Submissions, submissions_of
-from tests.replay.logs import PlainTree, log_fixtures, plain_trees, random_traces, static_tree
-from tests.replay.serving import TREE, likeliest, linear, per_request, requests_of, serve_plainly
+from tests.replay.logs import log_fixtures
+from tests.replay.serving import TREE, linear
 
 Made = dict[str, Submissions]
 Alone = dict[str, Rounds]
-Told = tuple[Submissions, list[tuple[list[PlainTree], int]]]
 NUM_PROMPTS = 5
 PROMPT_TOKENS = 32
 POLICIES = {
@@ -110,54 +106,3 @@ def test_a_budget_of_all_wants_is_none(name: str, budget: Budget, prepared: Made
     shared = simulate(prepared[name], load, clock, budget=budget)
     assert simulated(shared) == simulated(counted)
     assert shared.timeline.end_us.tolist() == counted.timeline.end_us.tolist()
-
-
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """A log of uneven texts, ready for simulation and as plain trees with the prompt's length."""
-    folder = tmp_path_factory.mktemp("plain") / "traces"
-    traces = random_traces(folder, num_prompts=3, depth=4, top_k=3, seed=5)
-    [made] = with_trees(DenseLog.open(traces), POLICIES["eagle2"])
-    late = np.array([0, 71, 118])  # texts that start later are shorter, their prompts longer
-    start = np.append(made.positions.start[:-1] + late, made.positions.num_rows)
-    made = replace(made, positions=replace(made.positions, start=start))
-    trees = zip(plain_trees(traces), late.tolist(), strict=True)
-    return made, [(text[skipped:], PROMPT_TOKENS + skipped) for text, skipped in trees]
-
-
-LOAD = st.builds(
-    Load,
-    st.integers(1, 4),
-    arrival_rate_per_s=st.none() | st.floats(5.0, 300.0),
-    num_requests=st.integers(1, 7),
-)
-SPARE, PACKING = st.none() | st.integers(0, 24), st.sampled_from(["ragged", "padded"])
-
-
-@settings(max_examples=25)
-@given(load=LOAD, spare=SPARE, packing=PACKING, seed=st.integers(0, 99))
-def test_serving_equals_the_plain_telling(
-    told: Told, load: Load, spare: int | None, packing: Packing, seed: int
-) -> None:
-    made, requests = told
-    size = load.batch_size
-    budget = None if spare is None else SurvivalBudget(max_tokens=size + spare)
-    share = likeliest(8 * size if spare is None else size + spare)
-
-    def step_us(sizes: list[int]) -> float:
-        return 100 + 10 * (max(sizes) * len(sizes) if packing == "padded" else sum(sizes))
-
-    wanted = serve_plainly(requests, load, seed, submitted, share, step_us)
-    run = simulate(made, load, linear(), budget=budget, packing=packing, seed=seed)
-    assert (per_request(run, run.emitted) == run.num_tokens - 1).all()
-    found = requests_of(run)
-    for number, request in enumerate(wanted):
-        mine = run.rounds.serial == number
-        pairs = zip(run.rounds.verified[mine], run.rounds.accepted[mine], strict=True)
-        assert list(pairs) == request.rounds
-        for name in ("arrival_us", "first_token_us", "finish_us"):
-            assert found[name][number] == pytest.approx(getattr(request, name))
-
-
-def submitted(tree: PlainTree) -> list[int]:
-    return static_tree(tree, TREE.depth, TREE.top_k, TREE.num_tokens)

@@ -33,7 +33,7 @@ from specctl.runtime.conversations import Conversation, DecodeSettings, next_req
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import RoundRecord
-from tests.replay.serving import linear, requests_of
+from tests.replay.serving import linear
 
 SETTINGS = DecodeSettings(24)
 SHAPE = FullTree(depth=4, top_k=4, nested=True)
@@ -83,8 +83,14 @@ def live_rounds(pair: Pair, policy: Policy, prompt_ids: list[str]) -> list[list[
     return watcher.rounds
 
 
+def served(run: Simulation) -> list[str]:
+    """Prompts in the order of service."""
+    positions = run.submissions.positions
+    return [positions.prompt_ids[code] for code in positions.prompt[run.logged].tolist()]
+
+
 def simulated_rounds(run: Simulation) -> list[list[Row]]:
-    names, rounds = requests_of(run)["prompt_id"], run.rounds
+    names, rounds = served(run), run.rounds
     columns = (rounds.step, rounds.serial, rounds.verified, rounds.accepted)
     found: list[list[Row]] = [[] for _ in rounds.first]
     for step, serial, verified, accepted in zip(*(c.tolist() for c in columns), strict=True):
@@ -96,14 +102,12 @@ EAGLE2 = StaticTree(depth=4, top_k=4, num_tokens=12)
 CURVES = Calibration(slopes=(0.7, 1.2), intercepts=(0.3, -0.2))
 CASES: dict[str, tuple[Shape, Budget]] = {
     "eagle2": (EAGLE2, PerRequest()),
-    "eagle2+fixed": (EAGLE2, SurvivalBudget(max_tokens=18)),
     "eagle2+rate": (EAGLE2, SurvivalBudget(costs=COSTS)),
     "eagle2+calibrated": (EAGLE2, SurvivalBudget(max_tokens=18, calibration=CURVES)),
     "eagle2+marginal": (EAGLE2, MarginalBudget(tokens_per_s=2e4, costs=COSTS)),
     "chain+fixed": (Chain(num_draft_tokens=4), SurvivalBudget(max_tokens=8)),
     "schedule": (ChainSchedule(from_batch=(1, 2, 3), num_draft_tokens=(4, 0, 2)), PerRequest()),
     "adasd": (EntropyStop(window=4, min_samples=1), PerRequest()),
-    "echo": (GATED, PerRequest()),
     "echo+high_load": (GATED, ElasticBudget(max_tokens=9, default_width=1)),
     "echo+low_load": (GATED, ElasticBudget(max_tokens=18, default_width=2, max_width=4)),
     "eagle2+echo_budget": (EAGLE2, ElasticBudget(max_tokens=15)),
@@ -117,7 +121,7 @@ def test_rounds_equal_life(name: str, pair: Pair, log: DenseLog) -> None:
     [made] = submissions_of(log, [policy])
     load = Load(BATCH_SIZE, num_requests=len(prompts()))
     run = simulate(made, load, linear(), packing="padded", seed=1)
-    wanted = live_rounds(pair, policy, requests_of(run)["prompt_id"])
+    wanted = live_rounds(pair, policy, served(run))
     assert simulated_rounds(run) == wanted
     assert len({len(step) for step in wanted}) == BATCH_SIZE
     assert sum(accepted for step in wanted for _, _, accepted in step) > 20

@@ -107,6 +107,9 @@ def test_a_wrong_name_is_told_the_right_ones(tmp_path: Path, monkeypatch: Any) -
     own = table_model()
     Path("line").write_bytes(own.to_bytes())
     assert load_cost_model(Path("line")) == own, "a file of that name stands for itself"
+    Path("other").write_bytes(b'{"trace_version": 1}')
+    with pytest.raises(InputError, match="it has no kind"):
+        load_cost_model(Path("other"))
 
 
 def said(model: CostModel, steps: Steps) -> list[str]:
@@ -133,11 +136,3 @@ def test_shapes_that_a_clock_does_not_know(caplog: pytest.LogCaptureFixture) -> 
     with pytest.raises(UsageError, match=r"with chains alone, and this tree has 4 [^\n]*\Z"):
         chains.round_us(Steps(1, 6, 64, 3, 4, 2))
     assert float(chains.round_us(Steps(1, 6, 64, 3, 1, 2))) > 0
-
-
-def test_a_clock_is_named_with_what_it_is_not() -> None:
-    assert clock_of(None, FINGERPRINT) is None
-    assert clock_of(table_model(), FINGERPRINT) == "the clock of Test CPU (error not known)"
-    assert str(clock_of(named(H100), FINGERPRINT)).endswith(
-        "(stated, not of this pair, decisions free)"
-    )

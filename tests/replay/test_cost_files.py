@@ -14,7 +14,7 @@ from specctl.errors import InputError
 from specctl.replay.cost.files import doubts, load_cost_model, save_cost_model, validity
 from specctl.replay.cost.model import TableCost
 from specctl.replay.cost.rates import LinearCost
-from tests.replay.costs import FINGERPRINT, MACHINE, PUBLISHED, table_model
+from tests.replay.costs import FINGERPRINT, LINEAR, MACHINE, table_model
 
 Model = TableCost | LinearCost
 Change = Callable[[dict[str, Any]], object]
@@ -41,7 +41,7 @@ def put(value: Any, *place: Any) -> Change:
     return change
 
 
-@pytest.mark.parametrize("model", [TABLE, PUBLISHED])
+@pytest.mark.parametrize("model", [TABLE, LINEAR])
 def test_round_trip(model: Model, tmp_path: Path) -> None:
     path = tmp_path / "cost_model.json"
     save_cost_model(model, path)
@@ -69,7 +69,7 @@ REFUSED: list[tuple[Model, Change, str]] = [
     (GRAPHS, put("ordinary", "rounds"), "token_tiers of ordinary rounds"),
     (GRAPHS, put(8, "capture_limit_tokens"), "beside a capture_limit_tokens"),
     (GRAPHS, put("eager", "rounds"), "rounds: not 'ordinary' or 'graphs'"),
-    (PUBLISHED, put(-0.1, "draft_token_us"), "draft_token_us: not at least 0"),
+    (LINEAR, put(-0.1, "draft_token_us"), "draft_token_us: not at least 0"),
 ]
 
 
@@ -109,7 +109,7 @@ DOUBTS: list[tuple[Model, dict[str, Any], str]] = [
     (TABLE, {"now": NOW + timedelta(seconds=1)}, f"{OLD} with specctl profile"),
     (table_model(machine=ON_GPU), {}, f"{ORDINARY} with specctl profile --rounds graphs"),
     (table_model(machine=ON_GPU, rounds="graphs"), {}, ""),
-    (PUBLISHED, {"pair": OTHER, "device": "any", "now": NOW + timedelta(days=9999)}, ""),
+    (LINEAR, {"pair": OTHER, "device": "any", "now": NOW + timedelta(days=9999)}, ""),
 ]
 
 

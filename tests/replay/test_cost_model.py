@@ -12,18 +12,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from sklearn.isotonic import isotonic_regression
 
-from specctl.errors import InvariantError, UsageError
-from specctl.policy import Policy, StaticTree
+from specctl.errors import UsageError
 from specctl.policy.budgets import StepCost
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost import profile
 from specctl.replay.cost.model import Steps, require_slope
 from specctl.replay.cost.probe import Samples
-from specctl.replay.metrics import LoadClock
 from specctl.runtime.capture import bucket_of, token_tiers
-from tests.replay.costs import PUBLISHED, grid, table_model
+from tests.replay.costs import LINEAR, grid, table_model
 
-TABLE, LINEAR = table_model(), PUBLISHED
+TABLE = table_model()
 
 
 @pytest.mark.parametrize(
@@ -75,19 +73,6 @@ def test_prefill_with_and_without_the_drafter() -> None:
     assert TABLE.prefill_us([10, 20], drafts=True).tolist() == [100, 200]
 
 
-def test_published_linear_form_by_hand() -> None:
-    # 8 requests of 4 tokens behind 1,000 each; chains of 3, so 24 drafted tokens.
-    verify = 5885.90713 + 32 * 21.0103129 + 8000 * 0.0392645679
-    draft = 2135.26175 + 24 * 0.841429603 + 8000 * 0.00237768493
-    steps = Steps(8, 32, 1000, levels=3, level_width=1, num_emitted=4)
-    assert LINEAR.verify_us(32, 8, 1000) == pytest.approx(verify)
-    assert LINEAR.draft_us(steps) == pytest.approx(draft)
-    assert LINEAR.round_us(steps) == pytest.approx(verify + draft + 1206.83946)
-    assert LINEAR.round_us(Steps(8, 8, 1000, 0, 0, 1)) == pytest.approx(
-        5885.90713 + 8 * 21.0103129 + 8000 * 0.0392645679 + 1206.83946
-    )
-
-
 def test_what_was_not_measured_is_refused() -> None:
     with pytest.raises(UsageError, match=r"batch size 3; 4 is larger.*--batch-sizes"):
         TABLE.verify_us(8, 4, 64)
@@ -127,24 +112,6 @@ def test_step_cost_keeps_a_staircase_short() -> None:
     assert cost.step_us == pytest.approx((10 + around, 20 + around, 30 + around))
 
 
-def test_replayed_rounds_have_a_clock() -> None:
-    counts = {"verified": [10, 4], "levels": [3, 2], "expanded": [6, 3]}
-    places = {"context_tokens": [65, 70], "emitted": [2, 3], "is_last": [False, True]}
-    outcomes, run = (
-        SimpleNamespace(**{name: np.array(values) for name, values in of.items()})
-        for of in (counts, places)
-    )
-    run.outcomes, run.policy, run.max_tokens = outcomes, Policy(shape=StaticTree()), 10
-    fixed = 5885.90713 + 2135.26175 + 1206.83946
-    per_cached = 0.0392645679 + 0.00237768493
-    # 3 levels of width 3: the root's one and 2 of 3 nodes; 2 levels of width 3: 1 + 3.
-    expected = [
-        fixed + 10 * 21.0103129 + 64 * per_cached + 7 * 0.841429603,
-        fixed + 4 * 21.0103129 + 69 * per_cached + 4 * 0.841429603,
-    ]
-    assert LoadClock(PUBLISHED)(run) == pytest.approx(expected)
-
-
 SLOPE = grid([[[10, 74]], [[20, 84]], [[40, 104]]], batch=(1, 2, 4), sizes=(1, 65))
 """One us a token of a request, ten a request."""
 GRAPHS = table_model(rounds="graphs", token_tiers=token_tiers(2048, 8), verify=SLOPE)
@@ -177,7 +144,7 @@ def test_a_budget_still_sees_a_slope_below_the_smallest_tier() -> None:
 def test_decisions_refuse_a_missing_or_flat_model() -> None:
     flat = table_model(verify=grid([[[10, 10]]], sizes=(1, 4)))
     single = table_model(verify=grid([[[10]]]))
-    free = PUBLISHED.model_copy(update={"verify_token_us": 0.0})
+    free = LINEAR.model_copy(update={"verify_token_us": 0.0})
     assert require_slope(TABLE) is TABLE
     assert require_slope(LINEAR) is LINEAR
     for model in (None, flat, single, free):
@@ -253,11 +220,6 @@ def test_held_out_error_by_hand() -> None:
     held[1, 8, 2] = [16.0]  # the line says 20
     error = profile.held_out_error(profile.fit_grid(kept), held)
     assert (error.num_points, error.mape, error.worst) == (2, 0.125, 0.25)
-
-
-def test_a_grid_with_a_hole_is_a_bug() -> None:
-    with pytest.raises(InvariantError, match="of 4 points"):
-        profile.fit_grid({(1, 8, 1): [1.0], (1, 8, 2): [1.0], (1, 64, 1): [1.0]})
 
 
 @pytest.mark.parametrize("axis", [(), (0, 1), (2, 1), (1, 1), (-1,), (1, 9999999)])

@@ -40,7 +40,7 @@ from specctl.runtime.cached_model import SlotCache
 from specctl.runtime.capture import GraphSettings, Recording
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Stopwatch
-from tests.cli.command import passes, specctl
+from tests.cli.command import passes
 from tests.replay.costs import SMALL, table_model, toy
 from tests.runtime.captured import TapeCapture
 from tests.runtime.toy import toy_requests
@@ -135,8 +135,11 @@ def charged_pair(mode: str) -> SimpleNamespace:
             patch.setattr(time, name, clock)
         patch.setattr(compare, "SCHEDULED", Path("none"))
         patch.setattr(progress, "_show_bar", show_bar)
+        patch.setattr("specctl.replay.cost.profile.NUM_TIMED", 1)
         requests = toy_requests(3, max_new_tokens=9)
-        model = profile(Bench(pair, graphs()), SMALL, requests=requests)
+        contexts = (8, 24) if mode == "ordinary" else (8,)
+        points = SMALL.model_copy(update={"context_tokens": contexts})
+        model = profile(Bench(pair, graphs()), points, requests=requests)
     return SimpleNamespace(pair=pair, clock=clock, model=model, graphs=graphs, ticks=ticks)
 
 
@@ -146,13 +149,14 @@ def test_a_profile_is_whole_and_ticks(charged: SimpleNamespace) -> None:
     assert (charged.ticks[0], sum(charged.ticks)) == (-len(charged.ticks[1:]), 0)
     assert model.verify.sizes == (1, 4, 8)
     assert model.verify.batch_sizes == (1, 2)
-    assert model.verify.context_tokens == (8, 24)
+    assert model.verify.context_tokens == ((8, 24) if is_ordinary else (8,))
     assert model.draft.level.sizes == (1, 3)
     # Graphs read as deep as their trees, and one more.
     assert model.draft.extend.sizes == ((1, 2, 5) if is_ordinary else (2, 4, 5, 9))
     assert model.prefill.sizes == (3, 12)
     assert set(model.held_out) == {"verify", "prefill", "draft.level", "draft.prefill"}
-    assert model.held_out["verify"].num_points == 4  # 6 tokens, at each batch and context
+    # 6 tokens, at each batch and context.
+    assert model.held_out["verify"].num_points == (4 if is_ordinary else 2)
     assert model.num_samples >= 3
     assert model.machine.num_threads == torch.get_num_threads()
     assert model.token_tiers[:3] == (() if is_ordinary else (8, 16, 32))
@@ -212,8 +216,8 @@ def test_waiting_for_a_processor_is_no_time_of_a_round(monkeypatch: pytest.Monke
 
 
 def test_an_engines_sizes_stand_in_place_of_the_runtimes() -> None:
-    changes = {"context_tokens": (8,), "batch_sizes": (1,), "capture_limit_tokens": 8}
-    points = SMALL.model_copy(update=changes)
+    changes = {"context_tokens": (8,), "batch_sizes": (1,), "tokens": (1, 4), "widths": (1,)}
+    points = SMALL.model_copy(update={**changes, "capture_limit_tokens": 8})
     model = profile(Bench(toy(), GraphSettings(capture=TapeCapture())), points)
     assert (model.rounds, model.token_tiers, model.capture_limit_tokens) == ("graphs", (), 8)
 
@@ -290,10 +294,7 @@ def test_live_runs_take_what_was_predicted(
     assert found == pytest.approx(wall_us, rel=0.005)
 
 
-@pytest.mark.parametrize("batch_sizes", [(1,), (1, 2)])
-def test_the_time_of_decisions_is_found(
-    batch_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_decisions_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain of three levels decides twice: 300 us each are 200 a level. It never stops here, and
     what stops after the first level has decided as often as it has levels."""
     never, clock = Policy(shape=JointThreshold(min_prob=0.0, depth=3, top_k=1)), VirtualTime()
@@ -309,9 +310,9 @@ def test_the_time_of_decisions_is_found(
     monkeypatch.setattr(rule, "grow", slow)
     with torch.inference_mode():
         requests = toy_requests(2, max_new_tokens=9)
-        found = live.time_decider(Bench(toy()), never, batch_sizes, requests)
-    assert found.batch_sizes == batch_sizes
-    assert found.level_us == pytest.approx([200.0] * len(batch_sizes), abs=8)
+        found = live.time_decider(Bench(toy()), never, (1, 2), requests)
+    assert found.batch_sizes == (1, 2)
+    assert found.level_us == pytest.approx([200.0, 200.0], abs=8)
 
 
 GRIDS = [
@@ -343,15 +344,3 @@ def test_the_verb_writes_a_model(tmp_path: Path) -> None:
     assert "ms to verify" in shown.out
     alone = load_cost_model(path)
     assert (alone.draft, [one.policy for one in alone.checks]) == (None, ["ar"])
-
-
-def test_an_interrupted_profile_leaves_the_old_file(tmp_path: Path, monkeypatch: Any) -> None:
-    path = tmp_path / "cost_model.json"
-    path.write_text("old")
-
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("specctl.replay.cost.profile.fit_table", interrupt)
-    assert specctl("profile", "-o", path, *QUICK).code == 130
-    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [(path.name, "old")]

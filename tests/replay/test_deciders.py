@@ -21,7 +21,6 @@ from specctl.policy import (
     SurvivalBudget,
 )
 from specctl.replay.batch_simulation import Load, simulate
-from specctl.replay.cost.files import without_decision_cost
 from specctl.replay.cost.live import deciding_policies
 from specctl.replay.cost.model import DeciderCost, Steps, decider_of, steps_of
 from specctl.replay.metrics import LoadClock
@@ -89,18 +88,6 @@ def test_replayed_and_simulated_rounds_are_charged(tmp_path: Path) -> None:
         [submissions] = submissions_of(log, [wanted])
         shared = simulate(submissions, load, TIMED, budget=budget)
         assert shared.steps.decider == decider_of(wanted), "threshold+survival, or survival"
-
-
-def test_times_that_a_table_lacks_are_named() -> None:
-    policies = {"mine": THRESHOLD, "tree": Policy(shape=StaticTree()), "c2t": POLICIES["c2t_ffn"]}
-    words = {"mine": "threshold", "tree": "eagle2", "c2t": "fits/c2t"}
-    assert without_decision_cost(table_model(), policies, words) == {
-        "mine": "threshold",
-        "c2t": "fits/c2t",
-    }
-    assert without_decision_cost(TIMED, policies, words) == {"c2t": "fits/c2t"}
-    assert without_decision_cost(TIMED, {"tree": policies["tree"]}, words) is None
-    assert without_decision_cost(None, policies, words) is None
 
 
 def test_a_budget_that_needs_step_costs_is_timed_with_any(pair: Pair) -> None:

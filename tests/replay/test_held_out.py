@@ -45,7 +45,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder; ladders without their picture, which takes longer than they do."""
     monkeypatch.chdir(place)
+    monkeypatch.setattr("specctl.replay.ladder.result.ladder_png", lambda _: b"")
 
 
 def split(seed: int = 0, share: float = HELD_OUT_FRAC) -> Split:

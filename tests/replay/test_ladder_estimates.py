@@ -53,23 +53,6 @@ def test_columns_that_contradict_the_tree_are_refused(column: str, log: DenseLog
         node_table(replace(chunk, extra=chunk.extra | {column: values}))
 
 
-def test_features_have_their_units(log: DenseLog) -> None:
-    nodes = node_table(only_chunk(log)).take(np.array([1, 2, 3]))
-    prob = np.exp(nodes.draft_logp.astype(np.float64))
-    log_odds, entropy, depth, log_rank = nodes.features(fits.DRAFTER_FEATURES).T
-    assert log_odds == pytest.approx(np.log(prob / (1 - prob)), rel=1e-5)
-    assert entropy.tolist() == nodes.entropy.tolist()
-    assert depth.tolist() == [1, 1, 1]
-    assert log_rank == pytest.approx(np.log([1, 2, 3]))
-
-
-def test_labelled_nodes_are_all_of_the_log(log: DenseLog) -> None:
-    nodes, found = node_table(only_chunk(log)), labelled_nodes(log)
-    assert len(found.nodes.row) == nodes.labelled.sum()
-    assert found.nodes.on_path.sum() == (nodes.labelled & nodes.on_path).sum()
-    assert len(found.prompt_ids) == 6
-
-
 def coins(seed: int, prob: np.ndarray) -> np.ndarray:
     return np.random.default_rng(seed).random(len(prob)) < prob
 
@@ -202,22 +185,3 @@ def test_the_log_is_read_in_any_chunks(log: DenseLog, monkeypatch: pytest.Monkey
     parts = dict(rank_log(log, estimates, (2,), num_kept=12))["draft", 2]
     for name in ("prob", "on_path", "matched"):
         assert (getattr(whole, name) == getattr(parts, name)).all()
-
-
-def test_a_part_of_the_prompts_is_read_as_if_there_were_no_others(log: DenseLog) -> None:
-    whole = labelled_nodes(log)
-    some = sorted(whole.prompt_ids)[1::3]
-    part = labelled_nodes(log.only(some))
-    assert sorted(part.prompt_ids) == some
-    inside = np.isin(whole.prompt, some)
-    assert (part.prompt == whole.prompt[inside]).all()
-    assert 0 < len(part.prompt) < len(whole.prompt)
-    for name in ("depth", "rank", "joint_logp", "root_target_entropy", "on_path"):
-        found, wanted = (getattr(one, name) for one in (part.nodes, whole.nodes.take(inside)))
-        np.testing.assert_array_equal(found, wanted)
-    estimates = by_draft(log)
-    known = replace(estimates, fold_of=dict.fromkeys(some, 0))
-    found = dict(rank_log(log.only(some), known, (2,), num_kept=12))["draft", 2]
-    ranked = dict(rank_log(log, estimates, (2,), num_kept=12))["draft", 2].of(some)
-    for name in ("prob", "depth", "on_path", "matched"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(ranked, name))

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from scripts import synthetic_trace
-from scripts.synthetic_trace import renamed, write
-from specctl.collect.trace_writer import TraceWriter
-from specctl.logs.trace_set import TraceSet, read_listing
+from scripts.synthetic_trace import write
+from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, sampled
-from specctl.policy import Chain, FullTree, Policy, SignalStop, StaticTree
+from specctl.policy import FullTree, Policy, SignalStop
 from specctl.replay.metrics import LoadClock, replayed_sums
 from specctl.replay.rounds import replay
 from specctl.stats import split_prompts
 from tests.replay.serving import linear
 
-TREE = StaticTree(depth=3, top_k=2, num_tokens=6)
-POLICIES = [Policy(shape=Chain(num_draft_tokens=2)), Policy(shape=TREE)]
 MAY_GROW = 0.35
 """Of what all rounds would take: names and sums of prompts."""
 
@@ -77,55 +68,3 @@ def test_a_sample_of_whole_prompts_stays_within_its_bound(
     assert again.prompts == found.prompts != other.prompts
     split = split_prompts(found.prompts or (), held_out_frac=0.3, seed=0)
     assert 1 < len(split.held_out) < 9, "its hash is not that of the split"
-
-
-ALLOWED = {"replay": 28 << 20, "tune": 36 << 20}
-"""Bytes above what a process holds that has read a small set: threads, allocators, one segment.
-
-Replay needs less than 13 MiB on an idle machine and over 20 on a busy one, where allocators give
-freed pages back later. The set grows with the limit."""
-
-
-def write_limited(work: Path, allowed: int) -> None:
-    """`large`, over 8 times what is allowed as tables in memory, and `warm`, its beginning."""
-    shape = FullTree(depth=9, top_k=8)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthetic_trace, "POSITIONS", 12)
-        synthetic_trace.write(work / "one", shape, num_nodes=1, prompts_per_commit=5, seed=0)
-    listing = read_listing(work / "one", verify=False)
-    [segment] = listing.segments
-    tables, size = listing.tables(segment), 0
-    for name, least in (("warm", 8 << 20), ("large", 8 * allowed)):
-        turn = size = 0
-        with TraceWriter.open(work / name, listing.header) as writer:
-            while size <= least:
-                fresh = {table: renamed(rows, f"{turn}:") for table, rows in tables.items()}
-                writer.commit([f"{turn}:{prompt}" for prompt in segment.prompt_ids], fresh)
-                size, turn = size + sum(rows.nbytes for rows in fresh.values()), turn + 1
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("verb", ALLOWED)
-def test_a_set_eight_times_larger_than_memory(verb: str, tmp_path: Path) -> None:
-    """Under a limit that its rows do not fit into, the figures are those of all the memory.
-
-    Threads have small stacks, of which the limit counts the whole; no library keeps pools.
-    """
-    write_limited(tmp_path, ALLOWED[verb])
-    settings = {
-        "MALLOC_ARENA_MAX": "1", "POLARS_MAX_THREADS": "1", "ARROW_IO_THREADS": "1",
-        "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-    }  # fmt: skip
-    child = [sys.executable, "-m", "tests.replay.limited", tmp_path, str(ALLOWED[verb]), verb]
-    script = 'ulimit -s 512; exec "$@"'
-    ended = subprocess.run(
-        ["bash", "-c", script, "limited", *map(str, child)],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout.splitlines()[-1])
-    assert not found["fits"], "the limit holds nothing back"
-    assert found["limited"] == found["whole"]
-    assert found["whole"][0] == 0, found["whole"][1]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from specctl.replay.cost.model import Steps
 from specctl.replay.ladder import limits
-from specctl.replay.metrics import request_sums
+from specctl.replay.metrics import LoadClock, request_sums
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.rounds import least_cost, walk_outcomes
-from tests.replay.costs import linear_clock
+from tests.replay.costs import linear_clock, table_model
 from tests.replay.serving import positions_of
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=5)
@@ -78,17 +78,11 @@ def test_of_equal_ways_the_one_that_drafts_less_is_taken() -> None:
 
 
 def test_costs_of_accepted_paths_read_nothing_at_the_end() -> None:
-    """The linear form cannot tell, so the counts are looked at."""
-    seen: list[Any] = []
-    clock = linear_clock()
-
-    class Spy:
-        def share_us(self, steps: Steps) -> Any:
-            seen.append(np.broadcast_arrays(steps.num_emitted, steps.num_tokens)[0])
-            return clock.share_us(steps)
-
-    limits.round_costs(positions_of([3]), np.array([2, 1, 0], np.int32), Spy())  # type: ignore[arg-type]
-    assert seen[0].tolist() == [[1, 2, 0], [1, 0, 0], [0, 0, 0]]
+    taken, emitted = np.arange(3), np.array([[1, 2, 0], [1, 0, 0], [0, 0, 0]])
+    clock = LoadClock(table_model())
+    wanted = clock.share_us(Steps(1, taken + 1, 1, taken, level_width=1, num_emitted=emitted))
+    found = limits.round_costs(positions_of([3]), np.array([2, 1, 0], np.int32), clock)
+    assert found.tolist() == wanted.tolist()
 
 
 Table = list[list[float]]

@@ -128,7 +128,8 @@ def test_what_is_tuned_runs_and_replays(folder: Path, written: SimpleNamespace) 
     assert replayed["policies"][0]["pooled"]["num_prompts"] == num_prompts["held_out"]
 
 
-def test_a_batch_under_arrivals(verb: Verb) -> None:
+def test_a_batch_under_arrivals(verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specctl.replay.tune.tuning.NUM_RUNS", 2)
     load = ("--batch-size", 2, "--arrival-rate", 5, "--objective", "goodput")
     grids = ("--family", "chain:num_draft_tokens=2+survival", "--grid", "max_tokens=3,6")
     limit = ("--tpot-limit-ms", 2, "--packing", "padded", "--factor", 2)

@@ -160,7 +160,8 @@ def test_false_wins_are_as_rare_as_the_interval_says() -> None:
 def wins_by_luck_of_runs(num_runs: int, seeds: int) -> int:
     """Verdicts for stops that are no faster, where each run of a policy has luck of its own."""
     wins = 0
-    this = search("svip:window=2", grids=["threshold=0.3,0.5,0.7"], num_runs=num_runs)
+    sides = {"train": 10, "held_out": 10}
+    this = search("svip:window=2", grids=["threshold=0.3,0.5,0.7"], num_runs=num_runs, **sides)
     for seed in range(seeds):
 
         def luck_us(policy: Policy, run: int, prompt: str, seed: int = seed) -> float:
@@ -201,11 +202,11 @@ def test_the_best_few_meet_again_where_a_run_has_luck(num_runs: int, chosen: flo
 def test_resamples_of_runs_and_prompts_are_independent() -> None:
     """The variance of a mean is that of prompts plus that of runs."""
     rng = np.random.default_rng(0)
-    prompts, runs = rng.normal(10, 1, 400), rng.normal(0, 0.4, 40)
+    prompts, runs = rng.normal(10, 1, 200), rng.normal(0, 0.4, 20)
     values = (runs[:, None] + prompts).reshape(-1, 1)
     table = np.concatenate([values, np.ones_like(values)], 1)
-    found = resample(400, 40, seed=0).interval(table, lambda s: s[..., 0] / s[..., 1])
-    error = (prompts.var() / 400 + runs.var() / 40) ** 0.5
+    found = resample(200, 20, seed=0).interval(table, lambda s: s[..., 0] / s[..., 1])
+    error = (prompts.var() / 200 + runs.var() / 20) ** 0.5
     assert found.value == pytest.approx(values.mean())
     assert (found.high - found.low) / 3.92 == pytest.approx(error, rel=0.1)
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
-from html import escape, unescape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from specctl.engines.engine import EngineSettings
 from specctl.errors import InputError, TraceEmptyError, TraceMismatchError
-from specctl.formatting import Table, listed
 from specctl.replay.acceptance import TraceFigures, trace_figures
 from specctl.report import Given, Page, build_page, read_given
 from specctl.report.charts import Chart, Series
@@ -25,7 +20,6 @@ from specctl.report.page import TERMS, folding
 from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, live_traces, write_log
 from tests.report.examples import (
-    around,
     drift_results,
     ladder_results,
     replay_results,
@@ -34,7 +28,6 @@ from tests.report.examples import (
 )
 
 HOSTILE = "<script>alert('x')</script><img src=//evil.example/x>\"'&$a$"
-CHROMIUM = shutil.which("chromium")
 ARTIFACT = "sha256:" + 64 * "a"
 VLLM = EngineSettings(
     "vLLM", ("vllm serve m \\", "  --speculative-config '{\"a\": 1}'"), ("Mind.",)
@@ -354,86 +347,3 @@ def test_points_without_a_value_are_not_drawn() -> None:
     assert "nan" not in text
     marks = re.findall(r'<use [^>]*fill="var\(--s0\)"', text)
     assert len(marks) == 3  # two points and the legend's
-
-
-def test_numbers_read_well() -> None:
-    assert listed(["a", "b", "c"]) == "a, b and c"
-    known, unknown = (
-        SimpleNamespace(name=name, of=SimpleNamespace(value=value), seen=seen)
-        for name, value, seen in (("x", 0.5, around(1.0)), ("y", None, float("nan")))
-    )
-    columns = {"name": "name", "share": "of.value:.0%", "seen": "seen:.1f"}
-    table = Table.of("T", [known, unknown], columns, "legend")
-    assert table.columns == ("name", "share", "seen")
-    assert table.rows == [["x", "50%", "1.0 [0.9, 1.1]"], ["y", "-", "-"]]
-
-
-def chromium(folder: Path, page: Path, *options: str) -> tuple[str, str]:
-    """Output of headless Chromium and what the page's console said."""
-    assert CHROMIUM is not None
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += [f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr", "--v=0"]
-    done = subprocess.run(
-        [*command, *options, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
-    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_chromium_renders_it_without_a_word_on_the_console(full_page: Page, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    path.write_text(full_page.html(), "utf-8")
-    picture = tmp_path / "page.png"
-    size = "--window-size=1100,2000"
-    _, console = chromium(tmp_path, path, f"--screenshot={picture}", size)
-    assert console == ""
-    assert num_colours(picture) > 50  # styled: without its style sheet the page is black on white
-    # The policy is in force: a page that asks for a script is told so.
-    text = path.read_text("utf-8").replace("</main>", "<script>0</script></main>")
-    path.write_text(text, "utf-8")
-    _, console = chromium(tmp_path, path, "--dump-dom")
-    assert "Content Security Policy" in console
-
-
-WIDTHS = (375, 768, 1200)
-MEASURE = """<script>addEventListener("load", () => { document.body.innerHTML = JSON.stringify(
-  [...document.querySelectorAll("iframe")].map(frame => {
-    const page = frame.contentDocument, width = page.documentElement.clientWidth;
-    const beyond = [...page.body.querySelectorAll("*")].filter(one => !one.closest(".scroll, svg")
-      && one.getBoundingClientRect().right > width + 1).map(one => one.outerHTML.slice(0, 80));
-    const broken = [], texts = page.createTreeWalker(page.body, NodeFilter.SHOW_TEXT);
-    while (texts.nextNode()) for (const word of texts.currentNode.data.matchAll(/[\\w=.]+/g)) {
-      const range = page.createRange();
-      range.setStart(texts.currentNode, word.index);
-      range.setEnd(texts.currentNode, word.index + word[0].length);
-      const rows = new Set([...range.getClientRects()].map(box => Math.round(box.top)));
-      if (rows.size > 1 && !texts.currentNode.parentElement.closest("svg")) broken.push(word[0]);
-    }
-    return {width, scrolled: page.documentElement.scrollWidth, beyond, broken,
-      drawn: [...page.querySelectorAll("svg")].filter(one => one.getClientRects().length).length};
-  })) })</script>"""
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_nothing_runs_out_of_the_page(full_page: Page, tmp_path: Path) -> None:
-    """At the widths of a phone, a tablet and a screen: no text beyond the edge outside the boxes
-    that scroll, no word broken over lines, one of each drawing and its twin for phones."""
-    frame = '<iframe srcdoc="{}" style="border: 0; width: {}px; height: 900px"></iframe>'
-    text, path = escape(full_page.html()), tmp_path / "frames.html"
-    frames = (frame.format(text, width) for width in WIDTHS)
-    path.write_text(f"<!doctype html><body>{''.join(frames)}{MEASURE}", "utf-8")
-    shown, _ = chromium(tmp_path, path, "--dump-dom", "--window-size=1400,1000")
-    found = json.loads(unescape(shown[shown.index("[{") : shown.rindex("}]") + 2]))
-    assert [one["width"] for one in found] == list(WIDTHS)
-    assert all(one["scrolled"] <= one["width"] for one in found), found
-    assert all(one["beyond"] == one["broken"] == [] for one in found), found
-    num_charts = sum(len(section.figures) for section in full_page.sections)
-    assert [one["drawn"] for one in found] == 3 * [num_charts]
-
-
-def num_colours(picture: Path) -> int:
-    from matplotlib.image import imread
-    from numpy import unique
-
-    return len(unique(imread(picture)[::2, ::2, :3].reshape(-1, 3), axis=0))

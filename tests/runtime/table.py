@@ -46,6 +46,7 @@ from specctl.runtime.drafter import SmallModelDrafter
 from specctl.runtime.requests import Observer, Request, Sampling
 from specctl.tree import TokenTree
 from tests.policy.scorers import steps
+from tests.runtime.toy import join_at_random
 
 VOCAB, TOTAL = 3, 4
 _LAWS = ((2, 1, 1), (1, 2, 1), (1, 1, 2), (0, 3, 1), (3, 0, 1), (1, 3, 0))
@@ -246,15 +247,10 @@ def loop_texts(
         late: requests join at random moments, by its numbers, instead of all at first.
     """
     loop = table_loop(policy, batch_size, observer=observer, draw=CellDraw(GRID, TOTAL))
-    waiting = [request_of(seed) for seed in seeds]
-    texts: Texts = {}
-    while waiting or loop.busy:
-        joining = len(waiting) if late is None else late.choice((0, 0, 0, 1, 1, 2, batch_size))
-        for request in waiting[:joining]:
-            loop.submit(request)
-        del waiting[:joining]
-        texts |= {int(done.request.request_id): done.token_ids for done in loop.step()}
-    return texts
+    given = [request_of(seed) for seed in seeds]
+    joining = (0, 0, 0, 1, 1, 2, batch_size)
+    done = loop.run(given) if late is None else join_at_random(loop, given, late, joining)
+    return {int(one.request.request_id): one.token_ids for one in done}
 
 
 def request_of(seed: int) -> Request:

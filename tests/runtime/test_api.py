@@ -1,4 +1,4 @@
-"""The Python API speaks as its users do: names of other libraries, and values that can be read."""
+"""The Python API has the names of other libraries, and its values can be printed."""
 
 from __future__ import annotations
 

@@ -41,16 +41,6 @@ def test_without_plain_decoding_equality_is_unknown(pair: Pair) -> None:
     assert only.summary()["equal_to_ar"] is None
 
 
-def test_sampled_texts_are_equal_where_rounding_is_negligible() -> None:
-    """float64: borders move by 1e-15, and no difference is allowed."""
-    pair = load_pair("embedded", "embedded", device="cpu")
-    pair.target.model.model.double()
-    pair.drafter.head.double()
-    results = compared(pair, DecodeSettings(10, Sampling(0.7, top_p=0.9, seed=11)))
-    assert [result.summary()["equal_to_ar"] for result in results] == [True, True, True]
-    assert results[1].metrics.num_accepted > 0
-
-
 def test_bfloat16_divergences_are_ties() -> None:
     pair = load_pair("embedded", "embedded", device="cpu", dtype="bfloat16")
     results = compared(pair, DecodeSettings(24))
@@ -105,26 +95,15 @@ def test_sampled_divergences_claim_no_tie(sampling: Sampling, pair: Pair) -> Non
 
 
 @pytest.mark.parametrize(
-    ("gaps", "is_lossless", "words"),
-    [
-        ([0.25, 0.5], True, "gap at most 0.5"),
-        ([None], True, "rounding of --dtype"),
-        ([0.25, 0.5], False, "lossy"),
-        ([None], False, "lossy"),
-    ],
+    ("gaps", "words"), [([0.25, 0.5], "gap at most 0.5"), ([None], "rounding of --dtype")]
 )
-def test_the_line_under_the_table_explains_differences(
-    gaps: list, words: str, *, is_lossless: bool
-) -> None:
+def test_the_line_under_the_table_explains_differences(gaps: list, words: str) -> None:
     divergences = [{"request_id": "r", "position": 3, "top2_gap": gap} for gap in gaps]
-    rows = [
-        {"policy": "ar", "equal_to_ar": True, "divergences": []},
-        {"policy": "chain", "equal_to_ar": False, "divergences": divergences},
-    ]
-    rows = [{"is_lossless": is_lossless, **row} for row in rows]
-    assert words in equality_line(rows)
-    assert ("lossy" in equality_line(rows)) != is_lossless
-    assert f"chain: {len(gaps)} texts" in equality_line(rows)
+    row = {"policy": "chain", "is_lossless": True, "equal_to_ar": False, "divergences": divergences}
+    plain = {"policy": "ar", "is_lossless": True, "equal_to_ar": True, "divergences": []}
+    assert words in equality_line([plain, row])
+    assert f"chain: {len(gaps)} texts" in equality_line([plain, row])
+    assert "lossy" in equality_line([plain, row | {"is_lossless": False}])
 
 
 def result(name: str, turns: np.ndarray, plain: np.ndarray | None = None) -> RunResult:
@@ -150,19 +129,28 @@ def times(
         ({"chain": 1.3, "eagle2": 1.3}, "; not told apart from (chain|eagle2)\\.$"),
         ({"chain": 0.7, "eagle2": 0.8}, "did not pay here: the best of it, eagle2, was 0"),
         ({"chain": 0.7, "eagle2": 1.0}, "Not told apart from plain decoding: eagle2; eagle2 was"),
-        ({}, None),
     ],
 )
 def test_the_line_under_the_table_is_what_the_times_bear_out(
-    speeds: dict[str, float], says: str | None
+    speeds: dict[str, float], says: str
 ) -> None:
     rng = np.random.default_rng(1)
     plain = times(rng, 1.0)
     results = [result("ar", plain)]
     results += [result(name, times(rng, speed), plain) for name, speed in speeds.items()]
-    found = verdict(results)
-    assert bool(found) == (says is not None)
-    assert says is None or re.search(says, found), found
+    assert re.search(says, verdict(results)), verdict(results)
+
+
+@pytest.mark.parametrize(
+    ("speed", "says"),
+    [(1.5, "Fastest: b, 1.* as chain"), (1.0, "from chain: b"), (0.5, ": chain;")],
+)
+def test_without_plain_decoding_the_first_policy_is_the_baseline(
+    speed: float, says: str, pair: Pair
+) -> None:
+    rng = np.random.default_rng(1)
+    runs = [result("chain", times(rng, 1.0)), result("b=chain", times(rng, speed))]
+    assert re.search(says, verdict(checked_against_plain(runs, pair)))
 
 
 def test_few_prompts_give_no_verdict() -> None:
@@ -205,18 +193,18 @@ def test_policies_take_turns_in_an_order_that_is_shuffled(
         return original(decoder, prompts, *rest)
 
     monkeypatch.setattr(compare, "take_turn", noted)
-    prompts, orders = load_prompts("embedded")[::40], []
+    prompts, orders = load_prompts("embedded")[::60], []
     for seed in (0, 0, 1):
         taken.clear()
         settings = DecodeSettings(2, Sampling(seed=seed))
         found = compare_policies(pair, resolve_policies(SPECS), prompts, settings)
         assert [name for name, _ in taken[::3]] == [one.prompt_id for one in prompts]
-        assert all(len({name for name, _ in taken[i : i + 3]}) == 1 for i in range(0, 18, 3))
+        assert all(len({name for name, _ in taken[i : i + 3]}) == 1 for i in range(0, 12, 3))
         orders.append([policy for _, policy in taken])
         assert [len(run.turns) for run in found.results] == [len(prompts)] * 3
         assert all(not run.divergences for run in found.results)
     assert orders[0] == orders[1] != orders[2]
-    assert len({tuple(orders[0][i : i + 3]) for i in range(0, 18, 3)}) > 1
+    assert len({tuple(orders[0][i : i + 3]) for i in range(0, 12, 3)}) > 1
 
 
 def test_waiting_for_a_processor_is_said(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

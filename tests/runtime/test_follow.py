@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ import torch
 from specctl.artifacts import Origin, save_artifact
 from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.signing import SigningKey
-from specctl.errors import ArtifactError, RegistryError, StoreError, UsageError
+from specctl.errors import ArtifactError, StoreError, UsageError
 from specctl.policy import Chain, Mars, Policy, StaticTree
 from specctl.registry import (
     Cache,
@@ -40,7 +41,7 @@ from specctl.registry.trust import Trust, TrustedKey
 from specctl.runtime import decode, follow
 from specctl.runtime.api import Decoder
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.follow import AliasSource, FolderSource, Follower, Version
+from specctl.runtime.follow import AliasSource, FolderSource, Follower
 from specctl.runtime.load import Pair, pair_domain
 from tests.artifacts.examples import EVIDENCE, HETERO, PAIR, sha, write_artifact
 from tests.runtime.toy import loop_of
@@ -150,9 +151,17 @@ def counted(
 
 
 def test_a_folder_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A folder that is not there may come; a file in its place is a mistake, said once."""
     folder, loop = tmp_path / "policy", loop_of(ROOMY)
     follower = Follower(FolderSource(folder, EXPECT), loop)
     assert not taken(follower), "nothing there for now"
+    assert follower.last_error is None
+    folder.write_text("no folder")
+    assert not any(taken(follower) for _ in range(3))
+    [told] = caplog.messages
+    assert "E_MISSING" in told
+    folder.unlink()
+    caplog.clear()
     write_artifact(folder, "hetero")
     assert not follower.poll(), "nothing was looked at"
     assert [taken(follower), taken(follower)] == [True, False]
@@ -199,25 +208,6 @@ def test_an_artifact_with_the_sizes_and_times_of_the_last_one_is_noticed(tmp_pat
     following.replace(current)
     assert taken(follower)
     assert loop.policy.shape.edges == (0.25, 1.5, 2.5)  # type: ignore[union-attr]
-
-
-def test_a_place_that_cannot_be_listed_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A folder that is not there may come; a file in its place is a mistake that nobody would
-    hear of."""
-    place, loop = tmp_path / "policy", loop_of(LARGE)
-    follower = Follower(FolderSource(place, EXPECT), loop)
-    assert not taken(follower)
-    assert follower.last_error is None
-    place.write_text("no folder")
-    assert not any(taken(follower) for _ in range(3))
-    assert "E_MISSING" in str(follower.last_error)
-    assert len(caplog.messages) == 1
-    place.unlink()
-    version(place, GOOD["small"])
-    assert taken(follower)
-    assert follower.last_error is None
 
 
 # --------------------------------------------------------------------------- an alias
@@ -333,47 +323,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-class Given:
-    """A source that a test writes by hand."""
-
-    def __init__(self, newest: Callable[[], Version | None]) -> None:
-        self.newest = newest
-
-
 def following(source: Any, loop: Any) -> Follower:
     return Follower(source, loop, interval_s=0.01)
-
-
-def test_the_thread_outlives_a_bug(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
-    failures, loop = [RuntimeError("a bug")], loop_of(LARGE)
-    shared.move("small")
-
-    def newest() -> Version | None:
-        if failures:
-            raise failures.pop()
-        return shared.source().newest()
-
-    with following(Given(newest), loop) as follower:
-        wait_until(follower.poll)
-    assert loop.policy == GOOD["small"]
-    assert "a bug" in caplog.text
-    assert follower.last_error is None
-
-
-def test_poll_waits_for_no_look(shared: Shared) -> None:
-    hangs, begun = threading.Event(), threading.Event()
-
-    def newest() -> Version | None:
-        begun.set()
-        hangs.wait()
-        return shared.source().newest()
-
-    shared.move("small")
-    with following(Given(newest), loop_of(LARGE)) as follower:
-        assert begun.wait(30)
-        assert not follower.poll()
-        hangs.set()
-        wait_until(follower.poll)
 
 
 def test_a_block_can_be_entered_again(tmp_path: Path) -> None:
@@ -395,7 +346,8 @@ def test_the_end_of_a_block_does_not_wait_for_ever(
 ) -> None:
     monkeypatch.setattr(follow, "JOIN_S", 0.05)
     hangs = threading.Event()
-    with following(Given(lambda: hangs.wait() and None), loop_of(LARGE)):
+    source = SimpleNamespace(newest=lambda: hangs.wait() and None)
+    with following(source, loop_of(LARGE)):
         [thread] = [t for t in threading.enumerate() if t.name == "specctl-follow"]
     assert thread.is_alive()
     hangs.set()
@@ -481,21 +433,8 @@ def test_an_alias_by_the_words_of_the_command_line(
     again = decoder.follow(f"{HEAD}@prod", loop)
     assert not taken(again), "it plays already"
     assert again.digest == package.digest
-
-
-def test_what_cannot_be_followed_is_said_at_once(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoder = Decoder(pair, PLAYED)
-    loop = decoder.loop_for(64)
-    monkeypatch.delenv("SPECCTL_REGISTRY", raising=False)
-    with pytest.raises(UsageError, match="or set SPECCTL_REGISTRY"):
-        decoder.follow(f"{HEAD}@prod", loop)
-    with pytest.raises(RegistryError, match="E_NO_REGISTRY"):
-        decoder.follow(f"{tmp_path}/nowhere/{HEAD}@prod", loop)
-    init_registry(tmp_path / "team")
     with pytest.raises(UsageError, match="is not NAME@ALIAS"):
-        decoder.follow(f"{tmp_path}/team/{HEAD}", loop)
+        decoder.follow(f"{place}/{HEAD}", loop)
 
 
 def test_a_folder_among_the_histories_of_a_registry_is_no_policy(

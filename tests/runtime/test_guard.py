@@ -13,7 +13,6 @@ from torch import Tensor
 from specctl.policy import (
     Chain,
     JointThreshold,
-    PerRequest,
     Policy,
     Ratio,
     RootOnly,
@@ -82,22 +81,6 @@ def test_a_shape_that_raises(
     assert taken == sum(
         len(r.requests) for r in kept.records if r.policy_digest == policy_digest(FALLBACK)
     )
-
-
-def test_a_budget_that_raises(
-    plain: dict[str, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build = runnable.build_budget
-
-    def broken(budget: Any, **options: Any) -> Any:
-        rule = build(budget, **options)
-        return rule if budget == PerRequest() else Failing(rule, "share", lambda: True)
-
-    monkeypatch.setattr(runnable, "build_budget", broken)
-    done, loop, kept = decode_by(SHARED)
-    assert {name: c.token_ids for name, c in done.items()} == plain
-    assert loop.faults.total == len(kept.records)
-    assert all(r.submitted.shape[1] <= 10 for r in kept.records), "each slot its part of 40"
 
 
 def test_the_law_holds_whenever_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:

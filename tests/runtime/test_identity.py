@@ -79,18 +79,8 @@ def test_a_folder_without_a_model_or_its_tokenizer_is_refused_on_one_line(tmp_pa
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (
-            ValueError("\nno backend\nand 60 lines more"),
-            "does not fit the others (ValueError); ",
-        ),
-        (
-            KeyError("x"),
-            "does not fit the others (KeyError); save or download it again; python",
-        ),
-        (
-            ImportError("pip this", name="tiktoken"),
-            "needs tiktoken; install tikt",
-        ),
+        (ValueError("\nno backend\nand 60 lines more"), "does not fit the others (ValueError); "),
+        (ImportError("pip this", name="tiktoken"), "needs tiktoken; install tikt"),
     ],
     ids=repr,
 )

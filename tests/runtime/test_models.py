@@ -21,7 +21,7 @@ from specctl.runtime.cached_model import CachedModel, check_model
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import SmallModelDrafter
 from specctl.runtime.requests import Request
-from tests.runtime.captured import make_loop, pair, small_pair, tape
+from tests.runtime.captured import make_loop, pair, tape
 from tests.runtime.toy import FAMILIES, GROUPED, toy_config, toy_model, toy_requests
 from tests.trees import ancestor_mask
 
@@ -156,33 +156,27 @@ def test_prompts_are_read_causally_without_a_mask(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(in_parts, whole, atol=2e-5, rtol=1e-4)
 
 
-PAIRS = {"eagle3": pair, "small": small_pair}
-
-
-@pytest.mark.parametrize("drafter", PAIRS)
-def test_requests_read_together_as_alone(drafter: str) -> None:
-    """Texts of different lengths in one pass of the drafter, as after a round."""
+def test_requests_read_together_as_alone() -> None:
+    """Texts of different lengths in one pass of a head, as after a round; a small model's:
+    test_policies.py."""
     policy, given = Policy(shape=StaticTree(depth=5, top_k=6, num_tokens=24)), toy_requests(5, 12)
     alone, together = (
         {
             done.request.request_id: (done.token_ids, done.metrics.accepted_lengths)
-            for done in make_loop(
-                policy, given, None, batch_size=batch_size, of=PAIRS[drafter]()
-            ).run(given)
+            for done in make_loop(policy, given, None, batch_size=batch_size).run(given)
         }
         for batch_size in (1, 4)
     )
     assert together == alone, "a drafter that read another text drafts other trees"
 
 
-@pytest.mark.parametrize("drafter", PAIRS)
-def test_text_may_fill_the_context(drafter: str) -> None:
+def test_text_may_fill_the_context() -> None:
     """Up to the very last position of the model."""
     context = pair().target.model.context_tokens
     request = Request("long", tuple(5 + i % 200 for i in range(context - 12)), 100)
     texts = []
     for shape in (RootOnly(), StaticTree(depth=6, top_k=2, num_tokens=12)):
-        loop = Decoder(PAIRS[drafter](), Policy(shape=shape)).loop([request])
+        loop = Decoder(pair(), Policy(shape=shape)).loop([request])
         [done] = loop.run([request])
         assert done.finish_reason in ("context", "eos")
         assert len(done.token_ids) <= 12

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.policy import Chain, EntropyStop, JensenShannon, Mars, Policy, StaticTree, StepCost
+from specctl.policy import Chain, EntropyStop, JensenShannon, Mars, Policy, StaticTree
 from specctl.policy.rules import BaseShape, Plan, RoundStart
 from specctl.policy.verification import Outcome
 from specctl.runtime import runnable
@@ -24,23 +24,15 @@ from specctl.runtime.state import SlotMemory
 from specctl.runtime.words import resolve_policy
 from tests.runtime import toy
 
-COSTS = StepCost(token_counts=(1, 8, 16, 24), step_us=(100.0, 104.0, 112.0, 125.0))
 TREE = "eagle2:depth=3:top_k=3:num_tokens=10"
 # The toy drafter is flat, about 9 % for its best token: thresholds stand inside its range.
 ADAPTIVE = {
-    "confidence": "confidence:threshold=0.089:window=6",
-    "survival stop": "stop:signal=survival:threshold=0.0008:window=6",
-    "entropy": "stop:signal=entropy:threshold=4.18:window=6",
     "svip": "svip:threshold=2.043:window=6",
-    "adaedl": "adaedl:threshold=0.0867:window=6",
     "ddd": "ddd:depth=4:top_k=3:num_tokens=10:check_levels=1/2/3:min_beam_logp=-1.75",
-    "threshold": "threshold:depth=4:top_k=4:min_prob=0.007",
     "opt_tree": "opt_tree:depth=4:top_k=4:num_tokens=8:min_gain=0.03",
 }
 SHARED = {
-    "survival, fixed": f"{TREE}+survival:max_tokens=14",
-    "survival, by rate": f"{TREE}+survival",
-    "marginal": f"{TREE}+marginal:tokens_per_s=40000",
+    "survival": f"{TREE}+survival:max_tokens=14",
     "both": f"{ADAPTIVE['svip']}+survival:max_tokens=9",
 }
 STOP = EntropyStop(window=6, min_samples=1)
@@ -58,16 +50,12 @@ RELAXED = {
     f"{form} on {shape}": Policy(
         shape=toy.POLICIES[shape].shape, acceptance=Mars(form=form, theta=0.5)
     )
-    for form in ("prob_ratio", "ratio")
-    for shape in ("chain", "eagle2")
+    for form, shape in (("prob_ratio", "chain"), ("ratio", "eagle2"))
 }
 LOSSLESS = {
     **toy.POLICIES,
     **REMEMBERING,
-    **{
-        name: resolve_policy(spec, step_cost=COSTS).policy
-        for name, spec in (ADAPTIVE | SHARED).items()
-    },
+    **{name: resolve_policy(spec).policy for name, spec in (ADAPTIVE | SHARED).items()},
 }
 POLICIES = LOSSLESS | {f"lossy {name}": one for name, one in (DIVERGING | RELAXED).items()}
 

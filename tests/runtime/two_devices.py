@@ -132,10 +132,10 @@ def register() -> None:
 def texts(device: str) -> dict[str, Any]:
     """What is decoded there, and how it was accepted."""
     found = {}
-    for policy, drafter in (("eagle2", "embedded"), ("chain", "embedded:small"), ("ar", None)):
+    for policy, drafter in (("eagle2", "embedded"), ("chain", "embedded:small")):
         options: dict[str, Any] = {"device": device, "dtype": "float32", "batch_size": 2}
         decoder = Decoder.from_pretrained("embedded", drafter, policy=policy, **options)
-        answers = decoder.generate(PROMPTS, max_new_tokens=6)
+        answers = decoder.generate(PROMPTS, max_new_tokens=4)
         found[policy] = [[one.text, one.metrics.accepted_lengths] for one in answers]
     return found
 
@@ -145,7 +145,7 @@ def run(folder: Path, both: str = f"{NAME}:0,{NAME}:1") -> None:
     register()
     prompts = folder / "prompts.txt"
     prompts.write_text("\n".join(PROMPTS) + "\n")
-    options = ["--dense", "--depth", "3", "--children", "2", "--max-new-tokens", "4"]
+    options = ["--dense", "--depth", "3", "--children", "2", "--max-new-tokens", "2"]
     for name, device in (("cpu", "cpu"), ("both", both)):
         words = ["collect", prompts, "-o", folder / name, "--device", device, "--dtype", "float32"]
         outcome = specctl(*words, *options)

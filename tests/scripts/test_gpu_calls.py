@@ -83,13 +83,24 @@ def test_failures_stand_with_their_reason() -> None:
     ]
 
 
+class Collected:
+    """A plugin that keeps the names of what pytest collects."""
+
+    tests: tuple[str, ...] = ()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.tests = tuple(item.nodeid for item in session.items)
+
+
 def test_parts_of_a_file_are_disjoint_and_have_every_cuda_test() -> None:
+    """Collected in this process, which has imported torch and most of these files."""
     files = {f"tests/{name}.py": parts for name, parts in cuda_tests.PARTS.items()}
-    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "cuda", *files]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    collected = Collected()
+    paths = (str(ROOT / file) for file in files)
+    pytest.main(["--collect-only", "-qq", "-m", "cuda", *paths], plugins=[collected])
     for file, parts in files.items():
-        tests = [line for line in done.stdout.splitlines() if line.startswith(file)]
-        assert len(tests) > 10, done.stdout
+        tests = [test for test in collected.tests if test.startswith(file)]
+        assert len(tests) > 10, collected.tests
         for test in tests:
             found = [part for part in parts if matches(part, test)]
             assert len(found) == 1, f"{test} is in {found}"

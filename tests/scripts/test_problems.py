@@ -1,7 +1,6 @@
 """The generated problems: distinct, right, and the packaged ones unseen by training."""
 
 import json
-import re
 
 import pytest
 
@@ -11,19 +10,6 @@ from specctl.answers import is_correct
 from specctl.embedded import PROMPTS
 
 CATEGORIES = ("arithmetic", "strings")
-EQUATION = re.compile(r"\d[\d+*/ -]*(?:= [\d+*/ -]+)+")
-
-
-def value(expression: str) -> float:
-    """A sum of one operator, left to right."""
-    first, *rest = re.findall(r"[+*/-]?\s*\d+", expression.replace("* ", "*").strip())
-    total = float(first)
-    for part in rest:
-        sign, number = part[0], int(part[1:])
-        total = {"+": total + number, "-": total - number, "*": total * number}.get(
-            sign, total / number
-        )
-    return total
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
@@ -31,15 +17,6 @@ def test_problems_are_distinct_and_end_in_their_answer(category: str) -> None:
     problems = generate(category, 1, 2000)
     assert len({p.prompt for p in problems}) == len(problems)
     assert all(is_correct(p.solution, p.answer) for p in problems)
-
-
-def test_every_equation_of_a_solution_holds() -> None:
-    solutions = [p.solution for p in generate("arithmetic", 2, 3000)]
-    equations = [e for s in solutions for e in EQUATION.findall(s)]
-    assert len(equations) > 3000
-    for equation in equations:
-        values = {value(side) for side in equation.split("=")}
-        assert len(values) == 1, equation
 
 
 @pytest.mark.parametrize("category", CATEGORIES)

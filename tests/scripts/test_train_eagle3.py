@@ -1,5 +1,7 @@
 """The head's trainer: stopped anywhere, it goes on to what an undisturbed run gives."""
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from scripts.train_eagle3 import __main__ as eagle3
-from scripts.train_eagle3 import features, head, own_text, training
+from scripts.train_eagle3 import evaluation, features, head, own_text, training
 from scripts.train_eagle3.own_text import Row
 from tests.runtime.toy import VOCAB, toy_config, toy_model
 
@@ -109,3 +111,25 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(
     for name, tensor in whole["model"].items():
         assert torch.equal(tensor, stopped["model"][name]), name
     assert (place.trained_head() / "model.safetensors").exists()
+
+
+def test_the_card_tells_what_the_log_and_the_evaluations_hold(
+    place: eagle3.Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = place.given
+    given.steps, given.keep_every, given.out = 20, 10, tmp_path / "out"
+    monkeypatch.setattr(training, "EVAL_EVERY", 10)
+    monkeypatch.setattr(evaluation, "HELD_OUT_FRAC", 0.25)
+    eagle3.run_features(place)
+    eagle3.run_head(place)
+    for steps, tau in ((10, 1.25), (20, 1.5)):
+        found = {"num_prompts": 9, "max_new_tokens": 8, "chain": {"all": tau, "writing": tau + 1}}
+        (place.trained_head(steps) / "evaluation.json").write_text(json.dumps(found))
+    eagle3.run_publish(place)
+    text = (given.out / "README.md").read_text("utf-8")
+    num_rows = len(place.train_numbers())
+    assert "| writing | 2.50 |" in text
+    assert re.search(r"^\| 10 \| 0.0 \| .* \| 1.25 \|$", text, re.MULTILINE)
+    assert f"| toy | {num_rows} | {num_rows * 15} |" in text
+    assert "--steps 20" in text
+    assert (given.out / "model.safetensors").exists()

@@ -10,7 +10,6 @@ from specctl.stores import (
     KeyTakenError,
     UnknownOutcomeError,
     create,
-    creating,
     probe,
 )
 from tests.stores.memory import MemoryStore, Unsure
@@ -40,16 +39,6 @@ def test_an_unknown_outcome_never_hides_another_winner(outcome: str) -> None:
 def test_endless_trouble_ends_in_an_unknown_outcome() -> None:
     with pytest.raises(UnknownOutcomeError):
         create(Unsure(MemoryStore(), ["lost"] * 99), "a", b"mine")
-
-
-def test_tries_are_further_and_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(creating, "FIRST_WAIT_S", 0.05)
-    monkeypatch.setattr(creating.time, "sleep", waits.append)
-    create(Unsure(MemoryStore(), ["lost"] * 5), "a", b"mine")
-    longest = [0.05, 0.1, 0.2, 0.4, 0.8]
-    assert len(waits) == len(longest)
-    assert all(most / 2 <= wait <= most for wait, most in zip(waits, longest, strict=True))
 
 
 def taken(key: str, _: bytes) -> None:

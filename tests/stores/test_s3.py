@@ -1,4 +1,4 @@
-"""What an S3 store that refuses or does not answer is called; what its IAM policy lets users do."""
+"""An S3 store that refuses or does not answer, odd keys, settings, the page's IAM policy."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ import re
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from specctl.artifacts.signing import SigningKey
 from specctl.errors import StoreError, UsageError
+from specctl.registry import push
 from specctl.stores import TransientError, UnknownOutcomeError, UnreadableError, open_store, s3
-from specctl.stores.s3 import ENDPOINTS, REGIONS, S3Store
+from specctl.stores.s3 import ENDPOINTS, REGIONS
 from tests.cli.command import passes, refuses
-from tests.servers import S3_ENVIRONMENT, make_bucket, s3_server
+from tests.registry.worlds import NAME, package, registry_on, writer_on
+from tests.servers import S3_ENVIRONMENT
+from tests.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -49,12 +53,15 @@ def test_a_missing_bucket_is_named_by_every_call(s3_url: str) -> None:
 
 @pytest.fixture
 def without_conditions(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server that answers every put with 501; its URL is the environment's endpoint."""
+    """A server that answers a put of `denied` with 403 and every other one with 501.
+
+    Its URL is the environment's endpoint.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.send_response(501)
+            self.send_response(403 if self.path.endswith("denied") else 501)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -62,7 +69,7 @@ def without_conditions(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         endpoint = f"http://127.0.0.1:{server.server_port}"
         for name, value in {**S3_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}.items():
             monkeypatch.setenv(name, value)
@@ -70,9 +77,12 @@ def without_conditions(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_store_that_does_not_know_the_condition_is_told_apart(without_conditions: str) -> None:
-    with pytest.raises(StoreError, match="does not support conditional puts") as refusal:
-        open_store("s3://bucket/x").put_new("a", b"1")
+@pytest.mark.parametrize(
+    ("key", "words"), [("a", "does not support conditional puts"), ("denied", "role")]
+)
+def test_a_put_that_is_refused_is_told_apart(without_conditions: str, key: str, words: str) -> None:
+    with pytest.raises(StoreError, match=words) as refusal:
+        open_store("s3://bucket/x").put_new(key, b"1")
     assert not isinstance(refusal.value, UnknownOutcomeError)
 
 
@@ -120,15 +130,10 @@ def put_raw(url: str, key: str) -> None:
     urllib.request.urlopen(request).close()
 
 
-def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    for name in names:
-        monkeypatch.delenv(name, raising=False)
-
-
 def test_half_of_the_credentials_are_named_whole(
     s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without(monkeypatch, "AWS_SECRET_ACCESS_KEY")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(StoreError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
         open_store(s3_url).get("a", max_bytes=1)
 
@@ -137,7 +142,8 @@ def test_no_credentials_are_named_instead_of_the_metadata_address(
     without_conditions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server stands for the metadata service of a machine without a role."""
-    without(monkeypatch, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", without_conditions)
     monkeypatch.setattr(s3, "_METADATA", without_conditions)
     with pytest.raises(TransientError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
@@ -157,18 +163,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_settings")
 @pytest.mark.parametrize("name", ENDPOINTS)
 @pytest.mark.parametrize(
-    "endpoint",
-    [
-        *(
-            "localhost:9000",
-            "127.0.0.1",
-            "http://",
-            "http://a b",
-            "http://[::1",
-            "http://ex\u00e4mple",
-        ),
-        *("http://host:99999", "ftp://host", "http://host/x?y", "http://host\n", " "),
-    ],
+    "endpoint", ["localhost:9000", "http://[::1", "http://host:99999", "http://host/x?y", " "]
 )
 def test_an_endpoint_that_is_none_is_refused(
     name: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
@@ -202,61 +197,30 @@ def test_an_empty_variable_is_none(s3_url: str, monkeypatch: pytest.MonkeyPatch)
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
-URL = "s3://team-policies/registry"
+PLACE = "team-policies/registry"
 
 
-def policies() -> dict[str, dict[str, Any]]:
-    """A publisher's policy of docs/operators.md and, without the statements on writing, a reader's.
-
-    moto knows neither of its conditions and reads a dot as any character: they are taken out.
-    """
+def allowed(action: str, key: str) -> bool:
+    """Whether the policy of docs/operators.md lets its user do this to a key."""
     [text] = re.findall(r"```json\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    page = json.loads(text)
-    for statement in page["Statement"]:
-        statement.pop("Condition", None)
-        statement["Resource"] = [one for one in statement["Resource"] if "." not in one]
-    read = [one for one in page["Statement"] if one["Sid"] in ("Read", "List")]
-    return {"publisher": page, "reader": {**page, "Statement": read}}
+    effects = {
+        statement["Effect"]
+        for statement in json.loads(text)["Statement"]
+        if action in statement["Action"]
+        and any(fnmatchcase(f"arn:aws:s3:::{PLACE}/{key}", one) for one in statement["Resource"])
+    }
+    return effects == {"Allow"}
 
 
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, S3Store]]:
-    """The bucket as a user of each policy has it."""
-    import boto3
-
-    region = S3_ENVIRONMENT["AWS_REGION"]
-    with s3_server(tmp_path_factory.mktemp("policy")) as endpoint:
-        make_bucket(endpoint, "team-policies")
-        admin = {"aws_access_key_id": "admin", "aws_secret_access_key": "admin"}
-        iam = boto3.client("iam", endpoint_url=endpoint, region_name=region, **admin)
-        known = {}
-        for name, policy in policies().items():
-            iam.create_user(UserName=name)
-            document = json.dumps(policy)
-            iam.put_user_policy(UserName=name, PolicyName=name, PolicyDocument=document)
-            made = iam.create_access_key(UserName=name)["AccessKey"]
-            keys = (made["AccessKeyId"], made["SecretAccessKey"])
-            known[name] = dict(zip(("access_key_id", "secret_access_key"), keys, strict=True))
-        request = urllib.request.Request(
-            f"{endpoint}/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"}
-        )
-        urllib.request.urlopen(request).close()
-        yield {
-            name: S3Store(URL, region=region, endpoint=endpoint, **keys)
-            for name, keys in known.items()
-        }
-
-
-def test_a_publisher_creates_and_a_reader_reads(stores: dict[str, S3Store]) -> None:
-    keys = ("blobs/sha256/1", "manifests/sha256/1.json", "signatures/sha256/1/2.json", "log/a/1",
-            "probe/put-if-absent")  # fmt: skip
-    for key in keys:
-        stores["publisher"].put_new(key, b"1")
-        with pytest.raises(StoreError, match="role"):
-            stores["reader"].put_new(f"{key}2", b"1")
-        for store in stores.values():
-            assert store.get(key, max_bytes=1) == b"1"
-            assert [one.key for one in store.objects(key.split("/")[0])] == [key]
-    for other in ("registry.json", "elsewhere/1"):
-        with pytest.raises(StoreError, match="role"):
-            stores["publisher"].put_new(other, b"1")
+def test_a_publisher_of_the_page_creates_what_a_push_writes_and_nothing_else() -> None:
+    store = MemoryStore()
+    registry_on(store)
+    push(writer_on(store, SigningKey.generate()), package("one"), NAME)
+    written = store.kept.keys() - {"registry.json"}
+    assert {key.split("/")[0] for key in written} == {
+        "blobs", "log", "manifests", "probe", "signatures",
+    }  # fmt: skip
+    assert all(allowed("s3:PutObject", key) for key in written)
+    for other in ("registry.json", "elsewhere/1", "log/a//1", "blobs/../registry.json"):
+        assert not allowed("s3:PutObject", other)
+        assert allowed("s3:GetObject", other)

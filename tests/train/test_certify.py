@@ -80,11 +80,6 @@ def test_humaneval_certifies_no_less_than_1_4_percent() -> None:
     assert max_certifiable(losses(0, 164), 0.9) == pytest.approx(0.0139, abs=1e-4)
 
 
-def test_no_number_of_prompts_certifies_a_loss_that_is_too_high() -> None:
-    for true_loss in (0.02, 0.03):
-        assert binomial_prompts(0.02, true_loss, confidence=0.9) is None
-
-
 def test_binomial_p_value_is_exact() -> None:
     share = Fraction(1, 20)
     exact = sum(math.comb(40, k) * share**k * (1 - share) ** (40 - k) for k in range(3))
@@ -140,14 +135,6 @@ def test_testing_each_setting_alone_would_break_the_promise() -> None:
         lost = generator.binomial(PROMPTS, MAX_LOSS, 5)
         wrong += bool((binom.cdf(lost, PROMPTS, MAX_LOSS) <= 0.1).any())
     assert wrong > 2 * ALLOWED
-
-
-def test_a_rule_that_loses_quality_is_refused() -> None:
-    """A rigged rule loses 15 % at every theta: refused in all of 2000 repetitions."""
-    generator = np.random.default_rng(1)
-    for _ in range(2000):
-        found = [(generator.random(PROMPTS) < 0.15) * 1.0 for _ in range(3)]
-        assert num_certified(found, CONTRACT) == 0
 
 
 def test_sequence_ends_at_the_first_failure() -> None:

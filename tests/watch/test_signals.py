@@ -10,10 +10,13 @@ import numpy as np
 import polars as pl
 import pytest
 
+from specctl.artifacts import Origin, save_artifact
 from specctl.errors import TraceEmptyError
 from specctl.logs.logged_draft import recent_text
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog
+from specctl.policy import Policy, ScoredTree
+from specctl.runtime.load import load_pair, pair_domain
 from specctl.runtime.words import resolve_policy
 from specctl.watch.signals import (
     COLUMNS,
@@ -26,7 +29,9 @@ from specctl.watch.signals import (
     summed,
     watched,
 )
+from tests.artifacts.examples import EVIDENCE
 from tests.cli.command import passes
+from tests.policy.scorers import copy_table
 
 LIMIT = ("--limit", 10, "--max-new-tokens", 16, "--threads", 1)
 SERVED = {
@@ -45,12 +50,10 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
     return TraceSet.open(str(folder))
 
 
-@pytest.mark.parametrize("words", SERVED)
-def test_live_rows_and_a_replay_say_the_same(words: str, dense: TraceSet, tmp_path: Path) -> None:
-    """Also calibration, at the nodes that were verified, and whichever batch a prompt was in."""
-    live = tmp_path / "live"
+def served_as_replayed(words: object, dense: TraceSet, live: Path) -> Prompts:
+    """The prompts of a live run of a policy, after a replay has said the same of each."""
     passes("collect", "embedded", "-o", live, "--policy", words, "--batch-size", 4, *LIMIT)
-    policy = resolve_policy(words).policy
+    policy = resolve_policy(str(words)).policy
     served, replayed = (
         read_prompts(traces, policy) for traces in (TraceSet.open(str(live)), dense)
     )
@@ -62,6 +65,13 @@ def test_live_rows_and_a_replay_say_the_same(words: str, dense: TraceSet, tmp_pa
         expected = replayed.column(name)[order]
         assert served.column(name) == pytest.approx(expected, abs=1e-4, nan_ok=True), name
     assert np.isfinite(served.column("surprise")).all()
+    return served
+
+
+@pytest.mark.parametrize("words", SERVED)
+def test_live_rows_and_a_replay_say_the_same(words: str, dense: TraceSet, tmp_path: Path) -> None:
+    """Also calibration, at the nodes that were verified, and whichever batch a prompt was in."""
+    served = served_as_replayed(words, dense, tmp_path / "live")
     share = served.column("cut_short").sum() / served.column("whole").sum()
     assert 0 < share < 1
     assert all(time.startswith("20") for time in served.finished)
@@ -70,26 +80,16 @@ def test_live_rows_and_a_replay_say_the_same(words: str, dense: TraceSet, tmp_pa
 def test_a_scorer_that_reads_the_text_is_watched_on_rounds_alone(
     dense: TraceSet, tmp_path: Path
 ) -> None:
-    """Its texts are put together from roots and accepted tokens. A prompt or two where the dense
-    trees lack what it would expand are left out."""
-    fitted, live = tmp_path / "c2t", tmp_path / "live"
-    features = ("--features", "draft_logp,depth,copy_length", "--epochs", 8, "--hidden", 8)
-    passes("fit", "c2t", dense.parts[0].place.name, "-o", fitted, *features)
-    passes("collect", "embedded", "-o", live, "--policy", fitted, "--batch-size", 4, *LIMIT)
-    policy = resolve_policy(str(fitted)).policy
-    served, replayed = (
-        read_prompts(traces, policy) for traces in (TraceSet.open(str(live)), dense)
-    )
-    place = {name: index for index, name in enumerate(replayed.ids)}
-    replayed = replayed.take([place[name] for name in served.ids])
-    same = served.column("verified") == replayed.column("verified")
-    assert same.sum() >= 8
-    for name in COLUMNS:
-        expected = replayed.column(name)[same]
-        assert served.column(name)[same] == pytest.approx(expected, abs=1e-4), name
-    log = replace(LiveLog.open(TraceSet.open(str(live))), reads_text=True)
-    texts, chunks = {}, [*DenseLog.open(dense).chunks(extra=TEXT_COLUMNS)]
-    for chunk in chunks:
+    """Its texts are put together from roots and accepted tokens."""
+    sizes = {"depth": 6, "first_top_k": 1, "second_top_k": 1}
+    scored = ScoredTree(scorer=copy_table(), predicts="conditional", beta=0.1, **sizes)
+    pair = load_pair("embedded", "embedded", device="cpu")
+    origin = Origin(pair=pair.fingerprint, evidence=EVIDENCE, domain=pair_domain(pair))
+    save_artifact(tmp_path / "scored", Policy(shape=scored), origin, card="# scored\n")
+    served_as_replayed(tmp_path / "scored", dense, tmp_path / "live")
+    log = replace(LiveLog.open(TraceSet.open(str(tmp_path / "live"))), reads_text=True)
+    texts = {}
+    for chunk in DenseLog.open(dense).chunks(extra=TEXT_COLUMNS):
         positions = zip(chunk.positions.row_prompts, chunk.positions.context_tokens, strict=True)
         texts |= dict(zip(positions, recent_text(chunk, slice(None)).tolist(), strict=True))
     for chunk in log.chunks(extra=TEXT_COLUMNS):

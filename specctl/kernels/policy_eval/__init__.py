@@ -143,7 +143,6 @@ def prune_level(
     start: int,
     depth: int,
     width: int,
-    extra: Tensor | None = None,
 ) -> Pruned:
     """Scores a level and keeps what reaches the threshold (C2T, arXiv:2502.13652, 4.2).
 
@@ -155,7 +154,7 @@ def prune_level(
             i = start + c
             x = [column of i for column in columns]        # joint_prob is exp(joint_logp)
             z = w2 · relu(w1 · x + b1) + b2                # in float64
-            own = float32(min(z, 0) - log1p(exp(-abs(z))))     # or joint_logp, or extra[b, c, 0]
+            own = float32(min(z, 0) - log1p(exp(-abs(z))))     # or joint_logp
             if joint_logp[b, i] == -inf: own = -inf
             up = of_parent[b, c // K] if start > 1 else 0
             s[c] = own, min(up, own) or up + own           # `combine`
@@ -175,8 +174,6 @@ def prune_level(
         scores: `[B, >= P]` float32, written in place.
         of_parent: `[B, W]` float32, `score` of the level above; None for the root's children.
         start: first slot of the level. depth: of its nodes.
-        extra: `[B, C, X]` float32, the columns that `params.layout.extra` names, or for
-            `own="given"` the score itself.
 
     Raises:
         UsageError: other dtypes or shapes, several devices, a buffer that holds no threshold.
@@ -194,14 +191,8 @@ def prune_level(
     if num_nodes < 1 or num_nodes % parents:
         problem = f"{num_nodes} nodes of a level cannot be shared equally by {parents} parents"
         refuse(op, problem, "cut the pool behind the level, and give its first slot as start")
-    columns = 1 if params.layout.own == "given" else len(params.layout.extra)
-    if columns and extra is None:
-        problem = f"extra is missing: the layout needs {columns} columns"
-        refuse(op, problem, "give the columns that the kernel cannot compute")
-    if extra is not None:
-        require_tensor(op, "extra", extra, (rows, num_nodes, columns), torch.float32)
-    module = implementation(__name__, op, *pool, scores, of_parent, extra, params.storage)
-    pruned: Pruned = module.prune_level(params, pool, scores, of_parent, start, depth, width, extra)
+    module = implementation(__name__, op, *pool, scores, of_parent, params.storage)
+    pruned: Pruned = module.prune_level(params, pool, scores, of_parent, start, depth, width)
     return pruned
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from specctl.kernels.checks import block_of, ceil_div, require_at_most
 from specctl.kernels.ordering import best_of, order_bits
 from specctl.kernels.policy_eval import Bins, GateState, Pruned, layout
-from specctl.kernels.policy_eval.layout import Own, PolicyBuffer
+from specctl.kernels.policy_eval.layout import PolicyBuffer
 from specctl.kernels.tree_build import Best
 from specctl.tree import PAD as _PAD
 from specctl.tree import DraftPool
@@ -40,15 +40,12 @@ EDGES, BIN_DEPTHS, BIN_TOKENS, BARS, MIN_SCORE = map(
     (layout.EDGES, layout.BIN_DEPTHS, layout.BIN_TOKENS, layout.BARS, layout.MIN_SCORE),
 )
 W1, B1, W2, B2 = map(tl.constexpr, (layout.W1, layout.B1, layout.W2, layout.B2))
-MAX_HIDDEN, NUM_COLUMNS = tl.constexpr(layout.MAX_HIDDEN), tl.constexpr(len(layout.COLUMNS))
+MAX_HIDDEN = tl.constexpr(layout.MAX_HIDDEN)
 EDGE_BLOCK = tl.constexpr(layout.MAX_EDGES + 1)
-OWN: dict[Own, int] = {"joint": 0, "network": 1, "given": 2}
-NETWORK, GIVEN = tl.constexpr(OWN["network"]), tl.constexpr(OWN["given"])
 POOL_SIZES = ["pool_row", "num_slots"]
 GATE_SIZES = ["num_rows", "num_slots", "order_row", "level", "width", "num_best"]
 PRUNE_SIZES = [
     "pool_row", "scores_row", "start", "level", "num_nodes", "top_k", "num_parents", "num_best",
-    "num_extra",
 ]  # fmt: skip
 """A size that happens to be 1 or a multiple of 16 must not compile a kernel again mid-request."""
 
@@ -144,9 +141,9 @@ def _log_sigmoid(z):
 @triton.jit(do_not_specialize=PRUNE_SIZES)
 def prune_kernel(
     best_index, best_score, keep, faulty, scores,
-    joint_logp, draft_logp, entropy, topk_entropy, sibling_rank, of_parent, extra, header, words,
-    pool_row, scores_row, start, level, num_nodes, top_k, num_parents, num_best, num_extra,
-    OWN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_H: tl.constexpr,
+    joint_logp, draft_logp, entropy, topk_entropy, sibling_rank, of_parent, header, words,
+    pool_row, scores_row, start, level, num_nodes, top_k, num_parents, num_best,
+    HAS_NETWORK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     nodes = tl.arange(0, BLOCK_C)
@@ -154,9 +151,7 @@ def prune_kernel(
     slot = row * pool_row + start + nodes
     joint = tl.load(joint_logp + slot, mask=here, other=float("-inf"))
     exists = joint != float("-inf")  # NaN exists: it is a fault, not an empty slot
-    if OWN == GIVEN:
-        own = tl.load(extra + row * num_nodes + nodes, mask=exists, other=0.0)
-    elif OWN == NETWORK:
+    if HAS_NETWORK:
         logp = tl.load(draft_logp + slot, mask=exists, other=0.0)
         doubt = tl.load(entropy + slot, mask=exists, other=0.0)
         topk_doubt = tl.load(topk_entropy + slot, mask=exists, other=0.0)
@@ -174,10 +169,6 @@ def prune_kernel(
                 x = tl.where(column == 0, prob, tl.where(column == 1, path, logp))
                 x = tl.where(column == 3, doubt, tl.where(column == 4, topk_doubt, x))
                 x = tl.where(column == 5, level.to(tl.float32), tl.where(column == 6, rank, x))
-                if extra is not None:
-                    at = extra + (row * num_nodes + nodes) * num_extra + column - NUM_COLUMNS
-                    is_extra = column >= NUM_COLUMNS
-                    x = tl.where(is_extra, tl.load(at, mask=exists & is_extra, other=0.0), x)
                 weight = tl.load(words + W1 + feature * MAX_HIDDEN + units).to(tl.float64)
                 hidden += x.to(tl.float64)[:, None] * weight[None, :]
             hidden = tl.where(hidden < 0.0, 0.0, hidden)  # unlike maximum, NaN stays
@@ -243,11 +234,11 @@ def close_gates(
 
 def prune_level(
     params: PolicyBuffer, pool: DraftPool, scores: Tensor, of_parent: Tensor | None,
-    start: int, depth: int, width: int, extra: Tensor | None,
+    start: int, depth: int, width: int,
 ) -> Pruned:  # fmt: skip
     rows, num_nodes = len(pool.parent), pool.parent.shape[1] - start
     num_parents = 1 if of_parent is None else of_parent.shape[1]
-    best, num_extra = min(width, num_nodes), 0 if extra is None else extra.shape[2]
+    best = min(width, num_nodes)
     require_at_most("prune_level", "candidates of a level", num_nodes, max(LEVEL_WARPS))
     require_at_most("prune_level", "width", best, max(BEST_BLOCKS))
     column = pool.parent.new_empty
@@ -263,11 +254,11 @@ def prune_level(
             *found, scores,
             pool.joint_logp, pool.draft_logp, pool.entropy, pool.topk_entropy, pool.sibling_rank,
             None if of_parent is None else of_parent.contiguous(),
-            None if extra is None else extra.contiguous(),
             params.header, params.storage,
             pool.parent.stride(0), scores.stride(0), start, depth, num_nodes,
-            num_nodes // num_parents, num_parents, best, num_extra,
-            OWN=OWN[params.layout.own], BLOCK_C=block, BLOCK_W=block_of(BEST_BLOCKS, best),
-            BLOCK_H=HIDDEN_BLOCK[block], num_warps=LEVEL_WARPS[block],
+            num_nodes // num_parents, num_parents, best,
+            HAS_NETWORK=params.layout.has_network, BLOCK_C=block,
+            BLOCK_W=block_of(BEST_BLOCKS, best), BLOCK_H=HIDDEN_BLOCK[block],
+            num_warps=LEVEL_WARPS[block],
         )  # fmt: skip
     return found

@@ -23,14 +23,12 @@ from torch import Tensor
 from specctl.errors import UsageError
 
 Kind = Literal["bins", "gates", "pruned"]
-Own = Literal["joint", "network", "given"]
 Combine = Literal["none", "min", "add"]
 COLUMNS = (
     "joint_prob", "joint_logp", "draft_logp", "parent_entropy", "parent_topk_entropy", "depth",
     "sibling_rank",
 )  # fmt: skip
-"""Node features that the kernel computes from a pool, by `specctl.features` name; others are given
-as columns."""
+"""Node features that the kernel computes from a pool, by `specctl.features` name."""
 MAX_EDGES, MAX_LEVELS, MAX_FEATURES, MAX_HIDDEN = 255, 64, 16, 64
 
 # Words of the header.
@@ -80,16 +78,11 @@ class GateTable:
 class Network:
     """`w2 · relu(w1 · x + b1) + b2`, a log-odds."""
 
-    columns: tuple[str, ...]  # names of its F features, in order
+    columns: tuple[str, ...]  # names of its F features, of `COLUMNS`, in order
     w1: NDArray[Any]  # `[F, H]`
     b1: NDArray[Any]  # `[H]`
     w2: NDArray[Any]  # `[H]`
     b2: float
-
-    @property
-    def extra(self) -> tuple[str, ...]:
-        """Features that the kernel cannot compute."""
-        return tuple(name for name in self.columns if name not in COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -97,10 +90,9 @@ class PruneTable:
     """A score that prunes while the tree grows: C2T, or a plain threshold."""
 
     min_score: float  # float32; below it a node is neither expanded nor submitted
-    own: Own = "joint"  # a node's score: its path's log-probability, a network's, or a given one
     combine: Combine = "none"  # with the parent's score: none, the minimum, or the sum
     keep_leaves: bool = True  # nodes outside the best of their level may be submitted
-    network: Network | None = None
+    network: Network | None = None  # of a node's score; else it is its path's log-probability
 
 
 Table = BinTable | GateTable | PruneTable
@@ -111,8 +103,7 @@ class Layout:
     """The properties of a buffer that a captured graph depends on."""
 
     kind: Kind
-    own: Own = "joint"  # see `PruneTable`; `joint` for other kinds
-    extra: tuple[str, ...] = ()  # columns given by the caller
+    has_network: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,7 +141,7 @@ def layout_of(table: Table) -> Layout:
         return Layout("bins")
     if isinstance(table, GateTable):
         return Layout("gates")
-    return Layout("pruned", table.own, table.network.extra if table.network else ())
+    return Layout("pruned", has_network=table.network is not None)
 
 
 def pack(table: Table) -> PolicyBuffer:
@@ -192,9 +183,6 @@ def _pack_gates(table: GateTable, header: NDArray[np.int32], words: NDArray[np.f
 
 
 def _pack_pruning(table: PruneTable, header: NDArray[np.int32], words: NDArray[np.float32]) -> None:
-    has_network = table.network is not None
-    fits = has_network == (table.own == "network")
-    _require(fits, f"own is {table.own}, and a network is {'given' if has_network else 'missing'}")
     header[COMBINE], header[KEEP_LEAVES] = COMBINES.index(table.combine), table.keep_leaves
     words[MIN_SCORE] = _exact("min_score", [table.min_score])[0]
     if table.network is None:
@@ -205,8 +193,7 @@ def _pack_pruning(table: PruneTable, header: NDArray[np.int32], words: NDArray[n
     found = (len(network.columns), len(network.b1), len(network.w2))
     _require(found == (features, hidden, hidden), f"arrays of {found} entries do not fit w1")
     header[NUM_FEATURES], header[NUM_HIDDEN] = features, hidden
-    columns = (*COLUMNS, *network.extra)
-    header[FEATURES : FEATURES + features] = [columns.index(name) for name in network.columns]
+    header[FEATURES : FEATURES + features] = [COLUMNS.index(name) for name in network.columns]
     rows = words[W1:B1].reshape(MAX_FEATURES, MAX_HIDDEN)
     rows[:features, :hidden] = network.w1
     words[B1 : B1 + hidden], words[W2 : W2 + hidden] = network.b1, network.w2

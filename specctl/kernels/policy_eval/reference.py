@@ -61,10 +61,12 @@ def prune_level(
     start: int,
     depth: int,
     width: int,
-    extra: Tensor | None,
 ) -> Pruned:
     joint = pool.joint_logp[:, start:]
-    own = _own(params, pool.each(lambda column: column[:, start:]), depth, extra)
+    level = pool.each(lambda column: column[:, start:])
+    own = joint
+    if params.layout.has_network:
+        own = logsigmoid(_log_odds(params, _columns(level, depth))).float()
     own = own.masked_fill(joint == -math.inf, -math.inf)
     up = _of_parent(of_parent, own)
     combine = params.header[at.COMBINE]
@@ -85,17 +87,8 @@ def _of_parent(of_parent: Tensor | None, own: Tensor) -> Tensor:
     return of_parent.repeat_interleave(own.shape[1] // of_parent.shape[1], 1)
 
 
-def _own(params: PolicyBuffer, level: DraftPool, depth: int, extra: Tensor | None) -> Tensor:
-    if params.layout.own == "joint":
-        return level.joint_logp
-    if params.layout.own == "given":
-        assert extra is not None
-        return extra[..., 0]
-    return logsigmoid(_log_odds(params, _columns(level, depth, extra))).float()
-
-
-def _columns(level: DraftPool, depth: int, extra: Tensor | None) -> Tensor:
-    """`[B, C, 7 + X]` float32, in the order of `layout.COLUMNS`."""
+def _columns(level: DraftPool, depth: int) -> Tensor:
+    """`[B, C, 7]` float32, in the order of `layout.COLUMNS`."""
     joint = level.joint_logp
     columns = (
         joint.double().exp().float(),
@@ -106,8 +99,7 @@ def _columns(level: DraftPool, depth: int, extra: Tensor | None) -> Tensor:
         torch.full_like(joint, depth),
         level.sibling_rank.float(),
     )
-    known = torch.stack(columns, -1)
-    return known if extra is None else torch.cat([known, extra], -1)
+    return torch.stack(columns, -1)
 
 
 def _log_odds(params: PolicyBuffer, columns: Tensor) -> Tensor:

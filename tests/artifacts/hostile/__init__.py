@@ -1,7 +1,7 @@
 """Artifacts that must not be loaded: a table of makers of bytes, and the rule that refuses each.
 
-A name begins with the number of its family. `test_attacks` throws all of them at the
-loader; families of signatures and logs (14 to 17, 37) have tests of their own.
+A name begins with the number of its family. `test_attacks` throws all of them at the loader.
+Families of signatures and logs (14 to 17, 37) and of runs (27 to 29) have tests of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from specctl.artifacts.compatibility import Expectation
 from specctl.policy import Policy
 from tests.artifacts.examples import (
     POLICIES,
@@ -34,13 +33,11 @@ class Hostile:
     Attributes:
         make: writes it.
         code: the rule that refuses it.
-        expect: the run that it is loaded for; None looks at it without running it.
         race: a file that the attacker replaces by a link as it is opened, and how.
     """
 
     make: Make
     code: str
-    expect: Expectation | None = None
     race: dict[str, str] = field(default_factory=dict)
 
 
@@ -93,10 +90,6 @@ def told(
 def telling(policy: Policy | str = "hetero", **changes: Any) -> Make:
     """`told`, with the same fields whatever the manifest said."""
     return told(lambda _: changes, policy)
-
-
-def family(name: str) -> int:
-    return int(name.split()[0])
 
 
 @cache

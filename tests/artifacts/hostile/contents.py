@@ -1,4 +1,4 @@
-"""Families 3, 7, 12, 13, 18 to 36, 38 and 39: manifests, tensors, records, twins and texts.
+"""Families 3, 7, 12, 13, 22 to 35 and 38: manifests, tensors, records and texts.
 
 An attacker lists each file as it is. Families at their largest stay within the caps of files: they
 are refused before they cost memory or time, or break their rule with the very last value.
@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.files import MIB
-from specctl.artifacts.manifest import Domain, Range
 from specctl.artifacts.strict_json import MAX_KEY_CHARS, MAX_NESTING
 from specctl.artifacts.tensors import (
     REFERENCE,
@@ -43,23 +41,17 @@ from tests.policy.scorers import copy_table
 V1 = b'{"artifact_version":1'
 AMBIGUOUS = {
     "duplicate key": V1 + b',"lossless":true,"lossless":false}',
-    "nested duplicate": V1 + b',"pair":{"target":"a","target":"b"}}',
     "NaN": V1 + b',"x":NaN}',
-    "infinity": V1 + b',"x":-Infinity}',
     "1e999": V1 + b',"x":1e999}',
-    "huge int": V1 + b',"x":' + b"9" * 5000 + b"}",
     "65 bit": V1 + b',"x":9223372036854775808}',
-    "depth 10^4": V1 + b',"x":' + b"[" * 10**4 + b"]" * 10**4 + b"}",
     "depth 33": V1 + b',"x":' + b"[" * 33 + b"]" * 33 + b"}",
     "depth 10^5": b"[" * 10**5,
     "not UTF-8": V1 + b',"x":"\xff"}',
     "byte order mark": b"\xef\xbb\xbf" + V1 + b"}",
     "white space": b'{"artifact_version": 1}',
-    "trailing newline": V1 + b"}\n",
     "unsorted": V1 + b',"b":1,"a":1}',
     "trailing text": V1 + b"}{}",
     "empty": b"",
-    "1 MiB of brackets": b"[" * MIB,
     "60,000 keys": b"{" + b",".join(b'"%d":0' % i for i in range(60_000)) + b"}",
     "half a million values": V1 + b',"x":[' + b"0," * 499_999 + b"0]}",
     "a number of 900,000 digits": V1 + b',"x":[' + b"1" * 900_000 + b"]}",
@@ -99,11 +91,9 @@ def _schemas() -> Iterator[tuple[str, Make]]:
 
 FEATURES: dict[str, Make] = {
     "26 other units": telling(feature_digest=sha("e")),
-    "26 renamed": telling(features=["depth"]),
     "26 twice": telling(features=["phi", "phi"]),
     "26 unknown": telling(features=["lucky_guess"]),
     "26 a name of 270 KB": telling(features=["phi" * 90_000]),
-    "26 none": telling(features=[]),
     "26 not those read": telling(features=["depth"], feature_digest=features_digest(["depth"])),
     "26 permuted": told(
         lambda old: {
@@ -113,20 +103,6 @@ FEATURES: dict[str, Make] = {
         "c2t_ffn",
     ),
 }
-HERE = Domain(hardware=("NVIDIA H200",), dtype="bfloat16", batch_size=Range(low=4, high=4))
-RUNS: dict[str, tuple[str, Expectation]] = {
-    f"{number} another {field}": (code, Expectation(PAIR.model_copy(update={field: sha("1")})))
-    for number, field, code in (
-        (27, "tokenizer_digest", "E_TOKENIZER"), (28, "target_digest", "E_TARGET"),
-        (28, "drafter_digest", "E_TARGET"),
-    )
-} | {
-    f"29 another {field}": ("W_DOMAIN", Expectation(PAIR, HERE.model_copy(update={field: value})))
-    for field, value in (
-        ("hardware", ("NVIDIA H100",)), ("dtype", "float16"), ("batch_size", Range(low=9, high=9)),
-    )
-}  # fmt: skip
-
 # ------------------------------------------------------------------ tensors
 
 
@@ -149,21 +125,15 @@ TWO_THOUSAND = {f"shape.scorer.{name}": np.zeros(2_000, np.int64)
                 for name in ("w1", "b1", "w2", "b2", "mean", "scale")}  # fmt: skip
 TENSORS: dict[str, tuple[bytes, str]] = {
     "25 NaN": (edges([0.1, np.nan, 2]), "E_WEIGHTS"),
-    "25 infinite": (edges([0.1, np.inf]), "E_WEIGHTS"),
     "25 1e38": (edges([0.1, 1e38]), "E_WEIGHTS"),
     "25 denormal": (edges([1e-40, 1.0]), "E_WEIGHTS"),
-    "25 float16": (edges(GOOD, np.float16), "E_WEIGHTS"),
     "25 needless float64": (edges(GOOD, np.float64), "E_WEIGHTS"),
     "25 whole numbers": (edges([1, 2, 3], np.int64), "E_WEIGHTS"),
     "30 matrix": (edges([[0.1, 0.2]]), "E_POLICY"),
-    "30 scalar": (edges(0.1), "E_POLICY"),
-    "30 falling": (edges(GOOD[::-1]), "E_POLICY"),
     "30 equal": (edges([0.1, 0.1, 0.2]), "E_POLICY"),
     "30 no edges": (edges([]), "E_POLICY"),
-    "30 too few bins": (edges([0.5]), "E_POLICY"),
     "25 other name": (write_tensors({"shape.edge": GOOD}), "E_WEIGHTS"),
     "25 one more": (write_tensors({"shape.edges": GOOD, "x": GOOD}), "E_WEIGHTS"),
-    "25 none": (write_tensors({}), "E_WEIGHTS"),
     "26 other edges": (edges(GOOD + 1), "E_SELFTEST"),
     "38 a name that a terminal obeys": (
         write_tensors({"\x1b[2J": np.float32([np.nan])}), "E_WEIGHTS"
@@ -171,13 +141,11 @@ TENSORS: dict[str, tuple[bytes, str]] = {
     "7 empty": (b"", "E_WEIGHTS"),
     "7 a header of 2^63": (header(b"{}", 2**63 - 1), "E_WEIGHTS"),
     "7 a header of 8 MiB": (header(b"{" * (8 * MIB - 8)), "E_WEIGHTS"),
-    "7 a header that is no object": (header(b"[]"), "E_WEIGHTS"),
     "7 a header with a tensor twice": (header(b'{"a":1,"a":1}'), "E_WEIGHTS"),
     "8 trailing": (edges(GOOD) + b"x", "E_WEIGHTS"),
     "8 shorter than its tensors": (one_tensor("F32", [2**20], 2**22), "E_WEIGHTS"),
     "22 a shape of 2^60": (one_tensor("F32", [2**30, 2**30], 2**62), "E_WEIGHTS"),
     "22 a shape of 0 and 2^62": (one_tensor("F32", [0, 2**62, 2**62], 0), "E_WEIGHTS"),
-    "22 a negative size": (one_tensor("F32", [-1, -4], 16), "E_WEIGHTS"),
     "22 another dtype": (one_tensor("BOOL", [16], 16), "E_WEIGHTS"),
     "35 two million edges": (edges(np.arange(2_000_000)), "E_COST"),
     "35 12,000 numbers": (write_tensors(TWO_THOUSAND), "E_COST"),
@@ -195,15 +163,11 @@ RECORDS: dict[str, tuple[Make, str]] = {
     "30 literal edges": (shape(edges=[0.1, 1.3, 2.7]), "E_WEIGHTS"),
     "30 reference elsewhere": (shape(edges={"$tensor": "shape.gammas"}), "E_WEIGHTS"),
     "30 reference with more": (shape(edges={"$tensor": "shape.edges", "x": 1}), "E_WEIGHTS"),
-    "30 reference to nothing": (shape(gammas={"$tensor": "shape.gammas"}), "E_WEIGHTS"),
     "30 reference in a list": (shape(gammas=[{"$tensor": "shape.edges"}]), "E_POLICY"),
     "30 unknown kind": (shape(kind="oracle"), "E_POLICY"),
-    "30 unknown field": (shape(hook="os.system"), "E_POLICY"),
     "38 unknown field": (shape(**{"\x1b[2J\u202e\n": 1}), "E_POLICY"),
     "30 absurd depth": (shape(alpha=64), "E_POLICY"),
-    "30 negative gamma": (shape(gammas=[-1.0]), "E_POLICY"),
     "30 text for a number": (shape(index_base="0"), "E_POLICY"),
-    "30 k above the most": (shape("eagle2", top_k=10**6), "E_POLICY"),
     "30 falling thresholds": (shape("echo", gate_levels=[4, 1]), "E_POLICY"),
 }
 
@@ -283,8 +247,6 @@ POLICY_FAMILIES: dict[str, tuple[Make, str]] = {
         selftest("found", lambda a: a.astype(np.float32)), "E_SELFTEST"
     ),
     "33 other rows": (selftest("given", lambda a: a + 3), "E_SELFTEST"),
-    "33 fewer rows": (selftest("given", lambda a: a[:-1]), "E_SELFTEST"),
-    "33 rows of whole numbers": (selftest("given", lambda a: a.astype(np.int64)), "E_SELFTEST"),
     "33 rows that no cell holds": (
         selftest("given", lambda a: a * 1000, scored(copy_table())), "E_SELFTEST"
     ),
@@ -308,7 +270,6 @@ FAMILIES: dict[str, Hostile] = {
     **{f"12 {name}": Hostile(manifest_of(data), "E_MANIFEST") for name, data in AMBIGUOUS.items()},
     **{name: Hostile(make, "E_SCHEMA") for name, make in _schemas()},
     **{name: Hostile(make, "E_FEATURES") for name, make in FEATURES.items()},
-    **{name: Hostile(sound, code, expect=expect) for name, (code, expect) in RUNS.items()},
     **{
         f"32 {name}": Hostile(telling(features=[name]), "E_PREDICTABLE")
         for name in ("drawn_token", "node_match", "target_logp", "later_entropy")
