@@ -158,8 +158,14 @@ def choose_slots(example: Example, slot_frac: float, generator: torch.Generator)
 
 
 def save_head(head: Eagle3Head, folder: Path) -> None:
-    """Writes `config.json`, with explicit layer ids in both places, and `model.safetensors` in
-    bfloat16, both in the official naming; the embedding stays with the target."""
+    """Writes `config.json` and `model.safetensors` in bfloat16, both in the official naming; the
+    embedding stays with the target.
+
+    The fused layers are listed twice, so that both engines take the same states: at the top by
+    their inputs, which vLLM 0.32 reads first (`v1/worker/gpu_model_runner.py`); under
+    `eagle_config` one less, by the outputs before them, which is all that SGLang 0.5.23 reads: its
+    targets add 1 (`models/llama.py`, `models/qwen2.py`).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config, state = head.config, head.state_dict()
     tensors: dict[str, Tensor] = {}
@@ -174,7 +180,8 @@ def save_head(head: Eagle3Head, folder: Path) -> None:
         dtype = torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
         tensors[name] = tensor.detach().to("cpu", dtype).contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    ids = {"eagle_aux_hidden_state_layer_ids": list(config.aux_layers)}
+    listing = "eagle_aux_hidden_state_layer_ids"
+    outputs = [layer - 1 for layer in config.aux_layers]
     facts = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -184,7 +191,7 @@ def save_head(head: Eagle3Head, folder: Path) -> None:
         "rope_theta": config.rope_parameters["rope_theta"],
         "hidden_act": "silu",
         "dtype": "bfloat16",
-        **ids,
-        "eagle_config": {"use_aux_hidden_state": True, **ids},
+        listing: list(config.aux_layers),
+        "eagle_config": {"use_aux_hidden_state": True, listing: outputs},
     }
     (folder / "config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

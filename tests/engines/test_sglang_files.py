@@ -5,13 +5,16 @@ by which its code writes what `specctl import` reads.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from specctl.embedded import embedded_path
 from specctl.engines.sglang_flags import ADAPTIVE_FILE
 from specctl.policy import ChainSchedule, RootOnly, build_shape
 from specctl.runtime.words import resolve_policy
@@ -110,3 +113,20 @@ def test_sglang_writes_the_names_that_are_imported(path: str) -> None:
     """Figures of such a log and of such a page: `tests/logs/test_import_servers.py`."""
     code = zipfile.ZipFile(WHEEL).read(f"sglang/srt/{path}").decode()
     assert [one for one in WRITTEN[path] if one not in code] == []
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2"])
+def test_sglang_captures_the_layers_that_the_embedded_head_was_trained_with(model: str) -> None:
+    """By its method of the target, whose layer i hands out its input."""
+    code = ast.parse(zipfile.ZipFile(WHEEL).read(f"sglang/srt/models/{model}.py"))
+    name = "set_eagle3_layers_to_capture"
+    [method] = [
+        one for one in ast.walk(code) if isinstance(one, ast.FunctionDef) and one.name == name
+    ]
+    method.args.args[1].annotation = None
+    found: dict[str, Any] = {}
+    exec(compile(ast.Module([method], []), model, "exec"), found)
+    target = SimpleNamespace(pp_group=SimpleNamespace(is_last_rank=True), model=SimpleNamespace())
+    config = json.loads((embedded_path("eagle3") / "config.json").read_text())
+    found[name](target, config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+    assert target.model.layers_to_capture == [2, 4, 5]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 from unittest.mock import patch
 
@@ -135,3 +136,11 @@ def test_doctor_says_that_hooks_are_found_and_a_vllm_without_one_is_refused(
     monkeypatch.delattr(GPUModelRunner, "take_draft_token_ids")
     with pytest.raises(EngineError, match="a method that the plugin replaces"):
         check_vllm()
+
+
+def test_vllm_captures_the_layers_that_the_embedded_head_was_trained_with() -> None:
+    """It reads the list at the top before the one for SGLang under `eagle_config`."""
+    config = json.loads((embedded_path("eagle3") / "config.json").read_text())
+    model = SimpleNamespace(hf_config=SimpleNamespace(**config))
+    runner: Any = SimpleNamespace(speculative_config=SimpleNamespace(draft_model_config=model))
+    assert GPUModelRunner._get_eagle3_aux_layers_from_config(runner) == (2, 4, 5)

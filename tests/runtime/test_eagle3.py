@@ -127,6 +127,9 @@ def test_embedded_head_round_trips_byte_for_byte(tmp_path: Path) -> None:
     assert all(torch.equal(stored[name], again[name]) for name in stored)
     configs = [json.loads((place / "config.json").read_text()) for place in (folder, tmp_path)]
     assert configs[0] == configs[1]
+    listing = "eagle_aux_hidden_state_layer_ids"
+    assert configs[0][listing] == [2, 4, 5]
+    assert configs[0]["eagle_config"][listing] == [1, 3, 4]
 
 
 def test_draft_ids_are_offsets(tmp_path: Path) -> None:
