@@ -17,6 +17,7 @@ from specctl.formatting import Table, number, sampling
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference
 from specctl.registry.opening import is_registry
+from specctl.runtime.checkpoints import WORDS
 from specctl.runtime.checkpoints import kind_of as model_kind
 from specctl.runtime.gguf import is_gguf
 from specctl.runtime.identity import read_config
@@ -136,7 +137,7 @@ def _model(path: Path) -> Answer:
     """A target or drafter, by its kind."""
     kind = model_kind(path)
     advice = f"`specctl doctor TARGET {path}` says how it is read"
-    return Answer({"path": str(path), "kind": kind}, [f"{path} is {kind.words}; {advice}"])
+    return Answer({"path": str(path), "kind": kind}, [f"{path} is {WORDS[kind]}; {advice}"])
 
 
 def _exported(path: Path) -> Answer:

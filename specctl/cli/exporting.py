@@ -10,10 +10,10 @@ import typer
 from specctl.cli.app import app
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
-from specctl.engines.engine import Method
 from specctl.engines.settings import TraceSettings
 from specctl.errors import UsageError
 from specctl.records import PositiveInt, option
+from specctl.runtime.checkpoints import Kind
 
 if TYPE_CHECKING:
     from specctl.engines.engine import Engine, Export
@@ -47,7 +47,7 @@ def export(
     drafter: str | None = option(
         None, "Drafter: folder, hub id, 'embedded[:small]'", default="that of the artifact's pair"
     ),
-    method: Method | None = option(
+    method: Kind | None = option(
         None,
         "Kind of a drafter that is not here: eagle3, eagle, peagle, medusa, mlp_speculator, "
         "dflash, dspark, mtp, draft_model",

@@ -37,23 +37,8 @@ from specctl.policy.family import MAX_TOKENS
 from specctl.policy.rules import is_fixed
 from specctl.records import Record, describe_violation
 from specctl.replay.config import Engine as Batching
+from specctl.runtime.checkpoints import Kind
 from specctl.runtime.words import words_of
-
-Method = Literal[
-    "eagle3",
-    "eagle",
-    "peagle",
-    "medusa",
-    "mlp_speculator",
-    "dflash",
-    "dspark",
-    "mtp",
-    "draft_model",
-]
-"""The kind of a drafter, as `runtime.checkpoints.Kind` has it."""
-BLOCKS: frozenset[Method] = frozenset({"dflash", "dspark"})
-"""Drafters of a whole block in one pass."""
-
 
 GgufWeights = Literal["float32", "float16", "q8_0"]
 """Number format of the matrices of GGUF files; norms are float32."""
@@ -63,7 +48,7 @@ class EngineDrafter(Record):
     """The drafter that an engine loads."""
 
     model: Annotated[str, Field(min_length=1)]  # a folder or hub id
-    method: Method
+    method: Kind
     block_size: int | None = None  # tokens that a block drafter drafts a round, if known
 
 
@@ -111,7 +96,7 @@ class Serving:
         """The path of a file in flags."""
         return name if self.folder is None else str(self.folder / name)
 
-    def drafter_for(self, engine: str, kinds: Collection[Method]) -> EngineDrafter:
+    def drafter_for(self, engine: str, kinds: Collection[Kind]) -> EngineDrafter:
         """The drafter; `UsageError` if it is not known, `EngineError` for a kind that the engine
         does not run."""
         if self.drafter is None:

@@ -16,7 +16,6 @@ from specctl.engines.engine import (
     EngineSettings,
     Export,
     MeanRound,
-    Method,
     Serving,
 )
 from specctl.engines.llamacpp_flags import LLAMACPP
@@ -36,6 +35,8 @@ from specctl.policy import (
 )
 from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, TuneConfig
+from specctl.runtime.checkpoints import WORDS, Kind, block_size, methods_of
+from specctl.runtime.identity import local_folder
 from specctl.runtime.words import (
     NamedPolicy,
     names_artifact,
@@ -169,7 +170,7 @@ def _absolute(piece: str) -> str:
 
 
 def drafter_of(
-    named: NamedPolicy, model: str | None, method: Method | None, target: str | None = None
+    named: NamedPolicy, model: str | None, method: Kind | None, target: str | None = None
 ) -> EngineDrafter | None:
     """The drafter for an engine: the given one, or that of the artifact's pair.
 
@@ -189,23 +190,20 @@ def drafter_of(
     name = model or next((one.manifest.pair.drafter for _, one in named.parts), None)
     if name is None:
         return None
-    from specctl.runtime.checkpoints import block_size, methods_of
-    from specctl.runtime.identity import local_folder
-
     folder = local_folder(name, embedded_default="eagle3")
     if folder is None:
         if method is None:
             raise UsageError(
                 f"drafter {name} is of unknown kind: it is no folder and no downloaded model",
-                hint=f"give --method {' or '.join(get_args(Method))}, or --drafter FOLDER",
+                hint=f"give --method {' or '.join(get_args(Kind))}, or --drafter FOLDER",
             )
         return EngineDrafter(model=name, method=method)
     is_here = os.path.exists(name) or name.partition(":")[0] == "embedded"
     shown, kinds = str(folder.absolute()) if is_here else name, methods_of(folder)
     if method is not None and method not in kinds:
         raise UsageError(
-            f"--method {method} contradicts {name}, which is {kinds[0].words} by its files",
-            hint=f"leave --method out, which writes {kinds[0].value}, or name another --drafter",
+            f"--method {method} contradicts {name}, which is {WORDS[kinds[0]]} by its files",
+            hint=f"leave --method out, which writes {kinds[0]}, or name another --drafter",
         )
     if method is None and len(kinds) > 1 and name != target:
         raise UsageError(
@@ -214,7 +212,7 @@ def drafter_of(
         )
     kind = kinds[-1] if method is None else kinds[kinds.index(method)]
     size = block_size(folder, kind)
-    return EngineDrafter.model_validate({"model": shown, "method": kind, "block_size": size})
+    return EngineDrafter(model=shown, method=kind, block_size=size)
 
 
 # --------------------------------------------------------------------------- the verdict

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specctl.durable import beside, output_errors
 from specctl.engines.engine import GgufWeights
 from specctl.errors import EngineError, ModelConfigError, ModelError
-from specctl.runtime.checkpoints import Kind, kind_of
+from specctl.runtime.checkpoints import kind_of
 from specctl.runtime.eagle3 import load_eagle3, parameter_parts
 from specctl.runtime.gguf import DIGITS, Fields, package, read_fields
 from specctl.runtime.identity import load_tokenizer, quietly
@@ -49,7 +49,7 @@ def write_model(
         ModelError: an unreadable checkpoint, or a missing package.
         EngineError: a tokenizer without a name in llama.cpp.
     """
-    if target is not None and kind_of(folder) is Kind.EAGLE3:
+    if target is not None and kind_of(folder) == "eagle3":
         _write_eagle3(folder, path, weights, target)
         return
     config = config_of(folder)

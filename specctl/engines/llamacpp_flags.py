@@ -17,7 +17,6 @@ from specctl.engines.engine import (
     Export,
     GgufWeights,
     MeanRound,
-    Method,
     Serving,
     fixed_shape,
     made,
@@ -38,6 +37,7 @@ from specctl.policy import (
 )
 from specctl.policy.family import Depth, Length
 from specctl.records import PositiveInt, Probability, Record, require
+from specctl.runtime.checkpoints import Kind
 
 FILE, GGUF = "llama-server.json", ".gguf"
 CHECKED_BUILD = 11549
@@ -49,7 +49,7 @@ RENAMED = {
     "--draft-n-min": "--spec-draft-n-min",
 }
 """Flags that llama.cpp removed in April 2026 (#22397), and their names since."""
-TYPES: dict[Method, str] = {
+TYPES: dict[Kind, str] = {
     "eagle3": "draft-eagle3",
     "dflash": "draft-dflash",
     "dspark": "draft-dspark",

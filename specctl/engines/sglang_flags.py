@@ -10,11 +10,9 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from specctl.engines.engine import (
-    BLOCKS,
     Engine,
     EngineDrafter,
     Export,
-    Method,
     Serving,
     fixed_shape,
     most_nodes,
@@ -24,9 +22,10 @@ from specctl.errors import EngineError
 from specctl.policy import Chain, ChainSchedule, Policy, RootOnly, Shape, StaticTree, build_shape
 from specctl.policy.family import Length
 from specctl.records import PositiveInt, Record, describe_violation
+from specctl.runtime.checkpoints import Kind
 
 ADAPTIVE_FILE = "sglang-adaptive.json"
-ALGORITHMS: dict[Method, str] = {
+ALGORITHMS: dict[Kind, str] = {
     "eagle3": "EAGLE3",
     "eagle": "EAGLE",
     "mtp": "EAGLE",  # Gemma 4's assistants become FROZEN_KV_MTP by themselves
@@ -78,7 +77,7 @@ def write(policy: Policy, serving: Serving) -> Export:
     drafter, rule = serving.drafter_for("SGLang", ALGORITHMS), build_shape(shape)
     flags = ["--speculative-algorithm", ALGORITHMS[drafter.method]]
     flags += ["--speculative-draft-model-path", drafter.model]
-    is_block = drafter.method in BLOCKS
+    is_block = drafter.method in ("dflash", "dspark")
     notes = _block_notes(drafter, shape) if is_block else ()
     flags += ["--speculative-num-steps", "1" if is_block else str(rule.max_depth)]
     flags += ["--speculative-eagle-topk", str(rule.top_k)]

@@ -14,7 +14,6 @@ from pydantic import Field, model_validator
 from specctl.engines.engine import (
     Engine,
     Export,
-    Method,
     Serving,
     as_json,
     made,
@@ -38,6 +37,7 @@ from specctl.policy import (
 )
 from specctl.policy.family import Depth, Length
 from specctl.records import PositiveInt, Probability, Record, require
+from specctl.runtime.checkpoints import Kind
 
 log = logging.getLogger(__name__)
 CONFIG_FILE = "speculative-config.json"
@@ -48,7 +48,7 @@ Triple = tuple[PositiveInt, PositiveInt, Length]
 VllmMethod = Literal[
     "eagle3", "eagle", "medusa", "mlp_speculator", "dflash", "dspark", "mtp", "draft_model"
 ]
-FOR_PLUGIN: frozenset[Method] = frozenset({"eagle3", "eagle", "mtp", "draft_model"})
+FOR_PLUGIN: frozenset[Kind] = frozenset({"eagle3", "eagle", "mtp", "draft_model"})
 """Drafters that draft token by token, between which the plugin's rules decide."""
 PASSED_OVER = {
     "enforce_eager",
@@ -133,7 +133,7 @@ def write(policy: Policy, serving: Serving) -> Export:
             f"--trace logs drafts of the likeliest tokens, and {policy.name} samples its drafts",
             hint="leave --trace out, or export the shape alone",
         )
-    drafter = serving.drafter_for("vLLM", get_args(Method))
+    drafter = serving.drafter_for("vLLM", get_args(Kind))
     own, most = build_shape(shape).max_depth, serving.max_draft_tokens or 0
     is_fixed = isinstance(as_chain(policy).shape, Chain | ChainSchedule)
     decides = not is_fixed or not isinstance(policy.budget, PerRequest)

@@ -100,8 +100,8 @@ def as_llamacpp(policy: Policy) -> Policy:
 
 
 def _is_small(drafter: str) -> bool | None:
-    from specctl.runtime.checkpoints import Kind, kind_of
+    from specctl.runtime.checkpoints import kind_of
     from specctl.runtime.identity import local_folder
 
     folder = local_folder(drafter, embedded_default="eagle3")
-    return None if folder is None else kind_of(folder) is Kind.SMALL
+    return None if folder is None else kind_of(folder) == "draft_model"

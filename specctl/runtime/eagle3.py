@@ -25,8 +25,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from specctl.errors import CheckpointKeyError, CheckpointShapeError, ModelConfigError
-from specctl.runtime.eagle3_config import HeadFacts, Reading
+from specctl.errors import CheckpointKeyError, CheckpointShapeError
+from specctl.runtime.eagle3_config import AGAIN, HeadFacts, Reading
 from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head
 from specctl.runtime.identity import first_line, weight_files
 
@@ -37,14 +37,14 @@ _UNUSED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^verifier_(norm|lm_head)\.wei
 """Constants that old files carry, and parts of the target that speculators trains with."""
 _OTHERS = (
     (r"(scale\w*|zeros|zero_point|qweight|_packed|absmax)$", "{quantised}"),
-    (r"lora_[AB]\.", "LoRA adapters, which are not supported"),
-    (r"(^|\.)parallel_draft_heads\.", "parallel draft heads, which are not supported"),
-    (r"(^|\.)(fc_norm|aux_norm_\w+)\.", "a norm of each fused state, which is not supported"),
-    (r"(^|\.)input_norm\.", "a norm before fc, which is not supported"),
-    (r"self_attn\.[qk]_norm\.", "norms of queries and keys, which are not supported"),
-    (r"self_attn\.(kv_a|kv_b|q_a|q_b)_", "latent attention, which is not supported"),
-    (r"mlp\.(experts|gate|shared_expert\w*)\.", "experts, which are not supported"),
-    (r"\.bias$", "biases, which are not supported"),
+    (r"lora_[AB]\.", "LoRA adapters"),
+    (r"(^|\.)parallel_draft_heads\.", "parallel draft heads"),
+    (r"(^|\.)(fc_norm|aux_norm_\w+)\.", "a norm of each fused state"),
+    (r"(^|\.)input_norm\.", "a norm before fc"),
+    (r"self_attn\.[qk]_norm\.", "norms of queries and keys"),
+    (r"self_attn\.(kv_a|kv_b|q_a|q_b)_", "latent attention"),
+    (r"mlp\.(experts|gate|shared_expert\w*)\.", "experts"),
+    (r"\.bias$", "biases"),
 )
 """Tensors of another arithmetic, and its words."""
 
@@ -86,17 +86,12 @@ def load_eagle3(
         CheckpointKeyError, CheckpointShapeError: tensors that are missing, unknown, or of other
             shapes than config.json says.
     """
-    facts, file = HeadFacts(folder), _HeadFile.of(folder)
-    facts.check_arithmetic(has_biases=any(name.endswith(".bias") for name in file.tensors))
-    file.check_arithmetic(facts)
-    facts.check_target(target_config)
-    vocabulary = file.vocabulary(facts)
-    readings = facts.readings(
-        num_fused=file.num_fused(facts),
-        draft_vocab_size=len(vocabulary),
-        num_layers=target_config.num_hidden_layers,
-        context=target_config.max_position_embeddings,
-    )
+    facts = HeadFacts(folder, target_config)
+    file = _HeadFile.of(facts)
+    facts.check(has_biases=any(name.endswith(".bias") for name in file.tensors))
+    file.check_arithmetic()
+    vocabulary = file.vocabulary()
+    readings = facts.readings(file.num_fused(), len(vocabulary))
     config = readings[0].config
     state = file.state(config, target_lm_head)
     embedding = file.tensors.get("embed_tokens.weight", target_embedding).detach()
@@ -148,22 +143,19 @@ def parameter_parts(config: Eagle3Config) -> dict[str, dict[str, Shape]]:
 class _HeadFile:
     """The tensors of a head, with the layer named `layer.*` and wrappers' prefixes left out."""
 
-    folder: Path
+    facts: HeadFacts
     tensors: dict[str, Tensor]
     own_names: dict[str, str]  # in the file
     layers: tuple[str, ...]  # prefixes of decoder layers in the file
 
     @classmethod
-    def of(cls, folder: Path) -> _HeadFile:
+    def of(cls, facts: HeadFacts) -> _HeadFile:
         found: dict[str, Tensor] = {}
-        paths = weight_files(folder)
-        for path in paths:
+        for path in weight_files(facts.folder):
             found |= _load(path)
         if not found:
-            raise CheckpointKeyError(
-                f"EAGLE-3 head {folder} has no weights, model.safetensors or pytorch_model.bin",
-                hint="download the head again",
-            )
+            problem = "has no weights, model.safetensors or pytorch_model.bin"
+            raise facts.refuse(problem, AGAIN, CheckpointKeyError)
         places = [
             re.match(r"([\w.]*?)(fc\.weight$|midlayer\.|layers\.\d+\.)", one) for one in found
         ]
@@ -179,32 +171,31 @@ class _HeadFile:
                 name = "layer" + name.removeprefix(layer[0]) if len(layers) == 1 else name
             if not _UNUSED.search(name):
                 tensors[name], own_names[name] = tensor, own
-        return cls(folder, tensors, own_names, tuple(layers))
+        return cls(facts, tensors, own_names, tuple(layers))
 
-    def check_arithmetic(self, facts: HeadFacts) -> None:
+    def check_arithmetic(self) -> None:
         """Rejects tensors of another arithmetic by their words, and more layers than one."""
-        method = facts.raw.get("quantization_config") or {}
+        method = self.facts.raw.get("quantization_config") or {}
         quantised = f"{method.get('quant_algo') or 'quantised'} weights with scales"
         quantised += f" (quantization_config {method.get('quant_method', 'absent')})"
         for mark, words in _OTHERS:
             for name, own in self.own_names.items():
                 if re.search(mark, name):
-                    what = words.format(quantised=f"{quantised}, which are not supported")
-                    raise facts.refuse(f"has {what}: {own}")
+                    what = words.format(quantised=quantised)
+                    raise self.facts.refuse(f"has {what}, not supported here: {own}")
         if len(self.layers) > 1:
-            raise facts.refuse(
+            raise self.facts.refuse(
                 f"holds {len(self.layers)} layers ({', '.join(self.layers)}), and one is supported"
             )
-        facts.check_layers()
 
-    def num_fused(self, facts: HeadFacts) -> int:
+    def num_fused(self) -> int:
         """Target states that `fc` takes."""
-        width = facts.target_width
+        width = self.facts.target_width
         if "fc.weight" not in self.tensors:
-            raise CheckpointKeyError(
-                f"EAGLE-3 head {self.folder} lacks fc.weight: a head that fuses no states of its "
-                "target is not supported",
-                hint="download the head again, if its config.json lists layers",
+            raise self.facts.refuse(
+                "lacks fc.weight: a head that fuses no states of its target is not supported",
+                "download the head again, if its config.json lists layers",
+                CheckpointKeyError,
             )
         columns = self.tensors["fc.weight"].shape[-1]
         if columns % width:
@@ -215,38 +206,39 @@ class _HeadFile:
             )
         return int(columns // width)
 
-    def vocabulary(self, facts: HeadFacts) -> Tensor:
+    def vocabulary(self) -> Tensor:
         """`d2t` after its checks; zeros for equal vocabularies."""
-        tensors, whole = self.tensors, facts.size("vocab_size")
+        facts, tensors, whole = self.facts, self.tensors, self.facts.size("vocab_size")
         d2t, member = tensors.get("d2t"), tensors.get("t2d")
         rows = len(tensors["lm_head.weight"]) if "lm_head.weight" in tensors else None
-        stated = facts.raw.get("draft_vocab_size") or facts.flat.get("draft_vocab_size")
+        stated = facts.flat.get("draft_vocab_size")
         size = stated or rows or whole
         if not stated and size != whole:
             facts.notes.append(f"draft_vocab_size {size} from lm_head, as config.json states none")
         if d2t is None and size == whole:
             return torch.zeros(whole, dtype=torch.int64)
+        some = f"drafts {size} of {whole} tokens"
         if rows is None:
-            raise CheckpointKeyError(
-                f"EAGLE-3 head {self.folder} drafts {size} of {whole} tokens and has no "
-                "lm_head.weight; only a head of all tokens can share its target's",
-                hint="download or export the head again",
-            )
-        if d2t is None and member is None:
-            raise CheckpointKeyError(
-                f"EAGLE-3 head {self.folder} drafts {size} of {whole} tokens, and has neither d2t "
-                "nor t2d to say which; engines would take the first ones",
-                hint="export the head again with its map of the vocabulary",
+            raise facts.refuse(
+                f"{some} and has no lm_head.weight; only a head of all tokens can share its "
+                "target's",
+                "download or export the head again",
+                CheckpointKeyError,
             )
         if d2t is None:
-            assert member is not None
+            if member is None:
+                raise facts.refuse(
+                    f"{some}, and has neither d2t nor t2d to say which; engines would take the "
+                    "first ones",
+                    "export the head again with its map of the vocabulary",
+                    CheckpointKeyError,
+                )
             ids = member.nonzero()[:, 0]
             facts.notes.append("draft tokens by t2d, as the file has no d2t")
             d2t = ids - torch.arange(len(ids))
         self.check_shape("d2t", d2t, (size,))
         ids = d2t.long() + torch.arange(len(d2t))
-        is_sound = bool(((ids >= 0) & (ids < whole)).all())
-        is_sound = is_sound and len(torch.unique(ids)) == len(ids)
+        is_sound = bool(((ids >= 0) & (ids < whole)).all()) and len(ids.unique()) == len(ids)
         if is_sound and member is not None:  # some heads are published without it
             self.check_shape("t2d", member, (whole,))
             is_sound = torch.equal(ids.sort().values, member.nonzero()[:, 0])
@@ -261,34 +253,32 @@ class _HeadFile:
     def state(self, config: Eagle3Config, target_lm_head: Tensor | None) -> dict[str, Tensor]:
         """The head's parameters, after checks of names and shapes."""
         parts, tensors = parameter_parts(config), dict(self.tensors)
-        if "lm_head.weight" not in tensors:
-            if target_lm_head is None:
-                raise CheckpointKeyError(
-                    f"EAGLE-3 head {self.folder} shares its target's output layer, which is not "
-                    "supported here",
-                    hint="save the target's lm_head.weight beside the head's tensors",
-                )
-            tensors["lm_head.weight"] = target_lm_head
+        if target_lm_head is not None:
+            tensors.setdefault("lm_head.weight", target_lm_head)
         shapes = {name: shape for part in parts.values() for name, shape in part.items()}
         maps = {"embed_tokens.weight", "d2t", "t2d"}
-        missing = sorted(self._own(name) for name in shapes.keys() - tensors.keys())
-        unknown = sorted(self._own(name) for name in tensors.keys() - shapes.keys() - maps)
-        wrong = {"lacks": missing, "has unknown": unknown}
-        said = [f"{verb} {', '.join(names[:4])}" for verb, names in wrong.items() if names]
-        if said:
-            raise CheckpointKeyError(
-                f"EAGLE-3 head {self.folder} {' and '.join(said)}"
-                f"{', ...' if max(len(missing), len(unknown)) > 4 else ''}",
-                hint="download the head again; a head of another architecture cannot run here",
+        wrong = {
+            "lacks": shapes.keys() - tensors.keys(),
+            "has unknown": tensors.keys() - shapes.keys() - maps,
+        }
+        found = [
+            f"{verb} {', '.join(sorted(map(self._own, names))[:4])}{', ...' * (len(names) > 4)}"
+            for verb, names in wrong.items()
+            if names
+        ]
+        if found:
+            raise self.facts.refuse(
+                " and ".join(found),
+                "download the head again; a head of another architecture cannot run here",
+                CheckpointKeyError,
             )
         for name, shape in shapes.items():
             self.check_shape(name, tensors[name], shape)
             if tensors[name].dtype not in (torch.bfloat16, torch.float16, torch.float32):
                 kind = str(tensors[name].dtype).removeprefix("torch.")
-                raise ModelConfigError(
-                    f"EAGLE-3 head {self.folder} has {kind} weights, which are not supported: "
-                    f"{self._own(name)}",
-                    hint="use its bfloat16 weights",
+                raise self.facts.refuse(
+                    f"has {kind} weights, which are not supported: {self._own(name)}",
+                    "use its bfloat16 weights",
                 )
         return {name: torch.cat([tensors[one] for one in part]) for name, part in parts.items()}
 

@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from specctl.errors import ModelConfigError
+from specctl.errors import ModelConfigError, ModelError
 from specctl.runtime.eagle3_head import Eagle3Config, default_layers
 from specctl.runtime.identity import read_config
 
 log = logging.getLogger("specctl.models")
 LIST = "eagle_aux_hidden_state_layer_ids"
+AGAIN = "download the head again"
 INSTEAD = "use a bfloat16 head of one Llama layer here, or serve this one: export knows it"
 Layers = tuple[int, ...]
 _MAKERS = (
@@ -53,8 +54,6 @@ _ROPE: dict[str, tuple[set[str], set[str]]] = {
 }
 """Rotations that do not depend on the length: keys that they need, and others that they know."""
 _ROPE_OF_ALL = {"rope_type", "rope_theta", "original_max_position_embeddings"}
-_ROPE_OF_IMAGES = {"mrope_section", "mrope_interleaved"}
-"""For text all components of a position are the same, so that `mrope` is `default`."""
 
 
 @dataclass(frozen=True)
@@ -67,70 +66,95 @@ class Reading:
 
 
 class HeadFacts:
-    """The facts of a head's `config.json`.
+    """The facts of a head's `config.json`, for its target.
 
     Attributes:
         notes: what was read and what was assumed, for `specctl doctor`.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.raw = folder, read_config(folder / "config.json")
+    def __init__(self, folder: Path, target: Any) -> None:
+        self.folder, self.target, self.raw = folder, target, read_config(folder / "config.json")
         nested = self.raw.get("transformer_layer_config") or {}
         self.is_nested = bool(nested)
         self.flat: dict[str, Any] = {**self.raw, **nested}
         self.eagle: dict[str, Any] = self.raw.get("eagle_config") or {}
         self.notes = [f"an EAGLE-3 head in the layout of {self._maker()}"]
 
-    def readings(
-        self, *, num_fused: int, draft_vocab_size: int, num_layers: int, context: int
-    ) -> tuple[Reading, ...]:
+    def readings(self, num_fused: int, draft_vocab_size: int) -> tuple[Reading, ...]:
         """The ways to read the head; the first is that of its makers.
 
         Args:
-            num_fused: target states that `fc` takes. num_layers: of the target.
-            context: positions of the target.
+            num_fused: target states that `fc` takes.
 
         Raises:
             ModelConfigError: a fact that is missing, contradicts itself, or is not supported.
         """
-        self._check_window(context)
         sizes = self._sizes() | {"draft_vocab_size": draft_vocab_size}
-        norms = self._norms()
-        return tuple(
-            Reading(
-                Eagle3Config(**sizes, aux_layers=layers, norm_before_residual=norm),
-                of_norm or of_layers,
-                f'"norm_before_residual": {str(norm).lower()}'
-                if of_norm
-                else _list_for_all(layers),
+        found, norms = list[Reading](), self._norms()
+        for layers, of_layers in self._layers(num_fused):
+            top, inner = list(layers), [one - 1 for one in layers]
+            lists = (
+                f'"{LIST}": {top} at the top, for vLLM, and {inner} under eagle_config, for SGLang'
             )
-            for layers, of_layers in self._layers(num_fused, num_layers)
-            for norm, of_norm in norms
+            for norm, of_norm in norms:
+                config = Eagle3Config(**sizes, aux_layers=layers, norm_before_residual=norm)
+                key = f'"norm_before_residual": {str(norm).lower()}'
+                found.append(Reading(config, of_norm or of_layers, key if of_norm else lists))
+        return tuple(found)
+
+    def refuse(
+        self, problem: str, hint: str = INSTEAD, error: type[ModelError] = ModelConfigError
+    ) -> ModelError:
+        return error(f"EAGLE-3 head {self.folder} {problem}", hint=hint)
+
+    def check(self, *, has_biases: bool) -> None:
+        """Rejects another target, and heads of another arithmetic by the words of `config.json`.
+
+        Args:
+            has_biases: the file has some.
+        """
+        flat, context = self.flat, self.target.max_position_embeddings
+        kinds, window = flat.get("layer_types"), flat.get("sliding_window")
+        slides = (
+            "sliding_attention" in kinds[:1] if kinds else flat.get("use_sliding_window") is True
         )
-
-    def refuse(self, problem: str, hint: str = INSTEAD) -> ModelConfigError:
-        return ModelConfigError(f"EAGLE-3 head {self.folder} {problem}", hint=hint)
-
-    def check_arithmetic(self, *, has_biases: bool) -> None:
-        """Rejects heads of another arithmetic by the words of their `config.json`."""
-        parts = (self.flat, self.eagle)
-        if any(part.get("use_aux_hidden_state") is False for part in parts):
-            raise self.refuse(
-                "has use_aux_hidden_state false: it reads the last hidden state alone, which is "
-                "not supported"
-            )
-        for name in _FLAGS:
-            if any(part.get(name) for part in parts):
-                raise self.refuse(f"has {name} true, a norm of EAGLE-3.1 that is not supported")
-        activation = self.flat.get("hidden_act") or "silu"
-        if activation not in ("silu", "swish"):
-            raise self.refuse(f"has hidden_act {activation}, and only silu is supported")
-        stated = [name for name in _BIASES if self.flat.get(name)]
+        activation = flat.get("hidden_act") or "silu"
+        for part in (flat, self.eagle):
+            refused = {
+                "has use_aux_hidden_state false: it reads the last hidden state alone": (
+                    part.get("use_aux_hidden_state") is False
+                ),
+                f"has hidden_act {activation}": activation not in ("silu", "swish"),
+                f"attends to the last {window} positions alone (sliding_window) of {context}": (
+                    slides and isinstance(window, int) and window < context
+                ),
+                **{f"has {one} true, a norm of EAGLE-3.1": part.get(one) for one in _FLAGS},
+            }
+            for problem, holds in refused.items():
+                if holds:
+                    raise self.refuse(f"{problem}, which is not supported")
+        for name, size in (
+            ("hidden_size", self.target_width),
+            ("vocab_size", self.size("vocab_size")),
+        ):
+            if size != (theirs := getattr(self.target, name)):
+                raise ModelConfigError(
+                    f"the EAGLE-3 head was trained for a target of {name} {size}, but this one "
+                    f"has {theirs}",
+                    hint="pair the head with its own target",
+                )
+        stated = [name for name in _BIASES if flat.get(name)]
         if stated and not has_biases:
             self._warn(
                 f"{words(stated)} true, and the file has no biases: read without",
                 "vLLM and SGLang would add some that nothing sets: make it false before you serve "
                 "the head",
+            )
+        if (number := flat.get("num_hidden_layers")) not in (None, 1):
+            self._warn(
+                f"num_hidden_layers {number}, and the file has one layer: read as one",
+                "vLLM and SGLang build as many layers as it states: make it 1 before you serve the "
+                "head",
             )
 
     @property
@@ -139,34 +163,12 @@ class HeadFacts:
         has_own = self.flat.get("target_hidden_size") is not None
         return self.size("target_hidden_size" if has_own else "hidden_size")
 
-    def check_target(self, target: Any) -> None:
-        """Rejects a target of other sizes than the head's."""
-        ours = {"hidden_size": self.target_width, "vocab_size": self.size("vocab_size")}
-        for name, size in ours.items():
-            if size != (theirs := getattr(target, name)):
-                raise ModelConfigError(
-                    f"the EAGLE-3 head was trained for a target of {name} {size}, but this one "
-                    f"has {theirs}",
-                    hint="pair the head with its own target",
-                )
-
-    def check_layers(self) -> None:
-        """Names a number of layers in `config.json` that is not the file's one."""
-        stated = self.flat.get("num_hidden_layers")
-        if stated not in (None, 1):
-            self._warn(
-                f"num_hidden_layers {stated}, and the file has one layer: read as one",
-                "vLLM and SGLang build as many layers as it states: make it 1 before you serve the "
-                "head",
-            )
-
     def size(self, name: str) -> int:
         """A number that has no default."""
         value = self.flat.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise self.refuse(
-                f"has {name} {value!r} in its config.json, not a positive integer",
-                "download the head again",
+                f"has {name} {value!r} in its config.json, not a positive integer", AGAIN
             )
         return value
 
@@ -185,8 +187,8 @@ class HeadFacts:
     def _sizes(self) -> dict[str, Any]:
         flat = self.flat
         hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
-        defaults = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
-        for name, value in defaults.items():
+        assumed = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
+        for name, value in assumed.items():
             if flat.get(name) is None:
                 self.notes.append(f"{name} {value} assumed, as config.json states none")
         return {
@@ -205,17 +207,25 @@ class HeadFacts:
     def _rope(self) -> dict[str, Any]:
         """The rotation in transformers' present form."""
         given = self.flat.get("rope_parameters") or self.flat.get("rope_scaling") or {}
-        given = self._of_own_layer(given)
-        given = {name: value for name, value in given.items() if value is not None}
+        if entries := {kind: of for kind, of in given.items() if isinstance(of, dict)}:
+            first, *others = entries.values()
+            given = entries.get((self.flat.get("layer_types") or [None])[0])
+            given = first if given is None and all(of == first for of in others) else given
+            if given is None:
+                raise self.refuse(
+                    f"has rope_parameters by kind of attention ({words(sorted(entries))}), and "
+                    "config.json does not say of which kind its layer is",
+                    "write the entry that it was trained with flat under rope_parameters",
+                )
+        of_images = ("mrope_section", "mrope_interleaved")
+        given = {k: v for k, v in given.items() if v is not None and k not in of_images}
         factor = given.pop("partial_rotary_factor", self.flat.get("partial_rotary_factor"))
         if factor not in (None, 1):
             raise self.refuse(f"rotates a part of each head alone (partial_rotary_factor {factor})")
         older = given.pop("type", "default")
         kind = given.setdefault("rope_type", older)
-        if kind == "mrope":
+        if kind == "mrope":  # for text all components of a position are the same
             kind = given["rope_type"] = "default"
-        for name in _ROPE_OF_IMAGES & given.keys():
-            del given[name]
         if kind not in _ROPE:
             raise self.refuse(f"has rope_type {kind!r}, and only {words(_ROPE)} are supported")
         needed, more = _ROPE[kind]
@@ -238,60 +248,32 @@ class HeadFacts:
         self.notes.append(f"rotations {kind}, rope_theta {given['rope_theta']:g}")
         return given
 
-    def _of_own_layer(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The entry of the head's layer, where `rope_parameters` has one by kind of attention."""
-        entries = {kind: of for kind, of in given.items() if isinstance(of, dict)}
-        if not entries:
-            return dict(given)
-        own = (self.flat.get("layer_types") or [None])[0]
-        if own not in entries and len({str(of) for of in entries.values()}) == 1:
-            own = next(iter(entries))
-        if own not in entries:
-            raise self.refuse(
-                f"has rope_parameters by kind of attention ({words(sorted(entries))}), and "
-                "config.json does not say of which kind its layer is",
-                "write the entry that it was trained with flat under rope_parameters",
-            )
-        self.notes.append(f"rope_parameters of {own}")
-        return dict(entries[own])
-
-    def _check_window(self, context: int) -> None:
-        kinds, window = self.flat.get("layer_types"), self.flat.get("sliding_window")
-        default = self.flat.get("use_sliding_window") is True
-        slides = kinds[0] == "sliding_attention" if kinds else default
-        if slides and isinstance(window, int) and window < context:
-            raise self.refuse(
-                f"attends to the last {window} positions alone (sliding_window), and its target "
-                f"has {context}"
-            )
-
     def _norms(self) -> list[tuple[bool, str]]:
         given = self.flat.get("norm_before_residual")
         if given is None and self.is_nested:
-            absent = "absent norm_before_residual"
+            absent = "absent norm_before_residual as"
             return [
-                (True, f"{absent} as true (vLLM)"),
-                (False, f"{absent} as false (speculators' own default)"),
+                (True, f"{absent} true (vLLM)"),
+                (False, f"{absent} false (speculators' own default)"),
             ]
         if given:
             self.notes.append("norm_before_residual true")
         return [(bool(given), "")]
 
-    def _layers(self, num_fused: int, num_layers: int) -> list[tuple[Layers, str]]:
+    def _layers(self, num_fused: int) -> list[tuple[Layers, str]]:
         """The fused layers, by their inputs, in every way in which the list is read."""
-        own = default_layers(num_layers)
         top, inner = self.flat.get(LIST), self.eagle.get(LIST)
         for name in (one for one in self.flat if one != LIST and one.endswith("layer_ids")):
             self._warn(f"{name}, which no engine reads for EAGLE-3", f"list them under {LIST}")
-        for name, found in ((LIST, top), (f"eagle_config.{LIST}", inner)):
-            if found is not None and not is_numbers(found):
-                raise self.refuse(f"has {name} {found!r}, no list of layer numbers")
+        for found in (top or [], inner or []):
+            if not (isinstance(found, list) and all(type(one) is int for one in found)):
+                raise self.refuse(f"has {LIST} {found!r}, no list of layer numbers")
         if top and inner and top not in (inner, [one + 1 for one in inner]):
             raise self.refuse(
                 f"has {LIST} {top} at the top and {inner} under eagle_config",
                 "make them the same in config.json",
             )
-        ids = tuple(top or inner or ())
+        own, ids = default_layers(self.target.num_hidden_layers), tuple(top or inner or ())
         if len(ids or own) != num_fused:
             stated = f"lists layers {list(ids)}" if ids else "lists no layers"
             raise self.refuse(
@@ -299,62 +281,49 @@ class HeadFacts:
                 f"config.json {stated}",
                 f"list the {num_fused} layers under {LIST}" if num_fused > 1 else INSTEAD,
             )
-        if not ids:
-            self._check_order(own, num_layers)
-            self.notes.append(f"inputs of layers {words(own)} assumed, as config.json lists none")
-            return [(own, "")]
-        after = tuple(one + 1 for one in ids)
-        if self.is_nested or ids == own or (inner and top and top != inner):
-            self._check_order(ids, num_layers)
-            self.notes.append(f"inputs of layers {words(ids)}, as config.json lists them")
-            return [(ids, "")]
-        found = [
-            (after, f"layers {words(ids)} as outputs (SpecForge, ModelOpt, SGLang)"),
+        if self.is_nested or ids in ((), own) or (inner and top and top != inner):
+            self._check_order(ids or own)
+            why = ", as config.json lists them" if ids else " assumed, as config.json lists none"
+            self.notes.append(f"inputs of layers {words(ids or own)}{why}")
+            return [(ids or own, "")]
+        ways = [
+            (
+                tuple(one + 1 for one in ids),
+                f"layers {words(ids)} as outputs (SpecForge, ModelOpt, SGLang)",
+            ),
             (ids, f"layers {words(ids)} as inputs (vLLM)"),
         ]
         if ids[0] != 1:  # nobody fuses the embedding, so that a first 1 is an output
-            found.reverse()
-        sound = [one for one in found if is_order(one[0], num_layers)]
+            ways.reverse()
+        sound = [one for one in ways if self._are_in_order(one[0])]
         if not sound:
-            self._check_order(ids, num_layers)
+            self._check_order(ids)
         if len(sound) == 1:
-            of = words(found[1 - found.index(sound[0])][0])
+            [other] = [inputs for inputs, _ in ways if inputs != sound[0][0]]
             self._warn(
                 f"{sound[0][1]}: read so",
-                f"the other reading, inputs of {of}, is not supported here",
+                f"the other reading, inputs of {words(other)}, is not supported here",
             )
             return [(sound[0][0], "")]
-        return found
+        return ways
 
-    def _check_order(self, ids: Collection[int], num_layers: int) -> None:
-        if is_order(ids, num_layers):
-            return
-        listing = f"lists layers {list(ids)}, and its target has {num_layers}"
-        if max(ids) == num_layers:
+    def _are_in_order(self, ids: Layers) -> bool:
+        bounds = (-1, *ids, self.target.num_hidden_layers)
+        return all(low < high for low, high in pairwise(bounds))
+
+    def _check_order(self, ids: Layers) -> None:
+        number = self.target.num_hidden_layers
+        listing = f"lists layers {list(ids)}, and its target has {number}"
+        if max(ids) == number:
             raise self.refuse(
-                f"{listing}: {num_layers} is the output of the last layer, which is not supported"
+                f"{listing}: {number} is the output of the last layer, which is not supported"
             )
-        raise self.refuse(
-            f"{listing}: they are not rising ones below {num_layers}",
-            "pair the head with its own target",
-        )
+        if not self._are_in_order(ids):
+            raise self.refuse(
+                f"{listing}: they are not rising ones below {number}",
+                "pair the head with its own target",
+            )
 
 
-def _list_for_all(inputs: Layers) -> str:
-    top, inner = list(inputs), [one - 1 for one in inputs]
-    return f'"{LIST}": {top} at the top, for vLLM, and {inner} under eagle_config, for SGLang'
-
-
-def is_numbers(found: Any) -> bool:
-    return isinstance(found, list) and all(type(one) is int for one in found)
-
-
-def is_order(ids: Collection[int], num_layers: int) -> bool:
-    """Whether layers of a target rise."""
-    numbers = list(ids)
-    rises = all(low < high for low, high in pairwise(numbers))
-    return rises and numbers[0] >= 0 and numbers[-1] < num_layers
-
-
-def words(names: Collection[object]) -> str:
+def words(names: Iterable[object]) -> str:
     return ", ".join(map(str, names))

@@ -24,7 +24,7 @@ from specctl.errors import (
 )
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
-from specctl.runtime.checkpoints import Kind, kind_of
+from specctl.runtime.checkpoints import WORDS, Kind, kind_of
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
 from specctl.runtime.eagle3 import load_eagle3
 from specctl.runtime.gguf import check_loads, is_gguf, read_fields
@@ -126,14 +126,14 @@ def load_pair(
 def _check_runs(folder: Path) -> Kind:
     """The kind of a drafter; `ModelConfigError` for one that only engines run."""
     kind = kind_of(folder)
-    if kind is Kind.EAGLE3 and is_gguf(folder):
+    if kind == "eagle3" and is_gguf(folder):
         raise ModelConfigError(
-            f"drafter {folder} is {kind.words} as GGUF, and only whole models load from such files",
+            f"drafter {folder} is {WORDS[kind]} as GGUF, and only whole models load so",
             hint="give the head's folder or hub id",
         )
-    if kind not in (Kind.EAGLE3, Kind.SMALL):
+    if kind not in ("eagle3", "draft_model"):
         raise ModelConfigError(
-            f"drafter {folder} is {kind.words}, and only EAGLE-3 heads and whole small models run "
+            f"drafter {folder} is {WORDS[kind]}, and only EAGLE-3 heads and whole small models run "
             "here",
             hint=f"serve it: `specctl export chain:num_draft_tokens=3 --to vllm --drafter "
             f"{shlex.quote(str(folder))}`"
@@ -145,9 +145,9 @@ def _check_runs(folder: Path) -> Kind:
 def load_target(name: str, devices: Devices, dtype: torch.dtype) -> Target:
     """Loads a decoder-only checkpoint and its tokenizer."""
     folder = model_folder(name, embedded_default="target")
-    if (kind := kind_of(folder)) is not Kind.SMALL:
+    if (kind := kind_of(folder)) != "draft_model":
         raise ModelConfigError(
-            f"target {folder} is {kind.words}, no model of its own",
+            f"target {folder} is {WORDS[kind]}, no model of its own",
             hint="name it by --drafter, and its model by --target",
         )
     check_loadable(folder, devices)
@@ -171,7 +171,7 @@ def load_drafter(
 
     Of a head that is read in two ways, the one that predicts its target better is taken.
     """
-    if _check_runs(folder) is Kind.EAGLE3:
+    if _check_runs(folder) == "eagle3":
         model: Any = target.model.model
         output = model.get_output_embeddings()
         loaded = load_eagle3(

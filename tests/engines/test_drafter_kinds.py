@@ -13,14 +13,14 @@ from unittest.mock import patch
 import pytest
 
 from specctl.embedded import embedded_path
-from specctl.engines.engine import EngineDrafter, Method, Serving
+from specctl.engines.engine import EngineDrafter, Serving
 from specctl.engines.export import ENGINES, drafter_of, read_source
 from specctl.engines.llamacpp_flags import TYPES
 from specctl.engines.settings import TraceSettings
 from specctl.engines.sglang_flags import ALGORITHMS
 from specctl.engines.vllm_flags import VLLM
 from specctl.errors import EngineError, ModelError, UsageError
-from specctl.runtime.checkpoints import Kind
+from specctl.runtime.checkpoints import WORDS, Kind
 from specctl.runtime.load import load_pair
 from specctl.runtime.words import resolve_policy
 from tests.cli.command import USAGE, passes, specctl
@@ -49,7 +49,7 @@ def folder_of(kind: str, place: Path) -> Path:
 
 
 def test_every_kind_has_a_method() -> None:
-    assert {*get_args(Method)} == {*Kind} == {*BY_ENGINE}
+    assert {*get_args(Kind)} == {*WORDS} == {*BY_ENGINE}
     assert {kind for kind, (_, other) in BY_ENGINE.items() if other} == {*ALGORITHMS}
 
 
@@ -85,7 +85,7 @@ def test_engines_get_their_own_method(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("given", BY_ENGINE)
 @pytest.mark.parametrize("kind", ["eagle3", "eagle", "dflash", "peagle", "draft_model"])
 def test_a_method_that_contradicts_the_folder_is_refused(
-    tmp_path: Path, kind: str, given: Any, engine: str
+    tmp_path: Path, kind: Any, given: Any, engine: str
 ) -> None:
     """For every engine: the method is settled before one writes."""
     folder = folder_of(kind, tmp_path)
@@ -95,7 +95,7 @@ def test_a_method_that_contradicts_the_folder_is_refused(
         assert found.method == kind
         return
     if engine == "vllm":
-        with pytest.raises(UsageError, match=f"--method {given} contradicts .* {Kind(kind).words}"):
+        with pytest.raises(UsageError, match=f"--method {given} contradicts .* {WORDS[kind]}"):
             drafter_of(CHAIN, str(folder), given)
     elif given in ("eagle3", "draft_model"):
         words = ("export", "chain", "--to", engine, "--drafter", folder, "--method", given)
@@ -263,17 +263,17 @@ def test_the_embedded_pair_is_told_apart() -> None:
 
 @pytest.mark.parametrize("kind", [one for one in BY_ENGINE if one not in ("eagle3", "draft_model")])
 def test_a_drafter_that_only_engines_run_is_named_and_the_advice_works(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: Any
 ) -> None:
     """Before a model is loaded; as a target too."""
     folder = folder_of(kind, tmp_path)
     with (
         patch("specctl.runtime.load.load_target", side_effect=AssertionError),
-        pytest.raises(ModelError, match=f"drafter .* is {Kind(kind).words}, and only") as refused,
+        pytest.raises(ModelError, match=f"drafter .* is {WORDS[kind]}, and only") as refused,
     ):
         load_pair("embedded", str(folder))
     assert refused.value.hint is not None
     [command] = re.findall(r"`specctl (export .*?)`", refused.value.hint)
     assert f'"method": "{BY_ENGINE[kind][0]}"' in passes(*shlex.split(command)).out
-    with pytest.raises(ModelError, match=f"target .* is {Kind(kind).words}, no model of its own"):
+    with pytest.raises(ModelError, match=f"target .* is {WORDS[kind]}, no model of its own"):
         load_pair(str(folder), None)
