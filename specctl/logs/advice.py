@@ -15,8 +15,6 @@ from specctl.formatting import listed
 ChainClock = Callable[[int, int, float], float]
 """From requests together, draft tokens of a chain and emitted tokens to a request's share of the
 step, us."""
-
-
 _MAX_LOADS = 512
 """Largest load up to which every one is judged for a schedule."""
 
@@ -32,29 +30,27 @@ class Advice:
 
 
 def explain(figures: dict[str, Any], advice: Advice | None) -> dict[str, Any]:
-    """The figures with `best_lengths` by load, None without a clock, and `meaning` in sentences."""
+    """The figures with `clock`, `best_lengths` by load and `schedule` of lengths, None without a
+    clock or where lengths tie, and `meaning` in sentences."""
     sweep = figures["fixed_length_sweep"]
     best = schedule = None
     if sweep is None:
-        worth = f"No length can be named: {figures['why_no_sweep']}."
+        worth = [f"No length can be named: {figures['why_no_sweep']}."]
     elif advice is None:
-        worth = _break_even_words(figures, sweep)
+        worth = [_break_even_words(figures, sweep)]
     else:
         spread = figures.get("marginal_interval")
         best = [best_lengths(sweep, advice.clock, size, spread) for size in advice.batch_sizes]
-        stretches = _stretches(sweep, advice)
-        if all(len(lengths) == 1 for _, lengths in stretches):
-            schedule = [(size, lengths[0]) for size, lengths in stretches]
-        worth = _best_words(best, stretches, sweep, advice)
+        schedule = _schedule(sweep, advice)
+        worth = _limits(best, sweep, advice)
     return {
         **figures,
         "clock": advice.source if advice and best else None,
         "best_lengths": best,
         "schedule": schedule,
         "meaning": [
-            _acceptance_words(figures),
             *_movement_words(figures),
-            worth,
+            *worth,
             f"Not known: {'; '.join(figures['not_known'])}.",
         ],
     }
@@ -99,14 +95,16 @@ def best_lengths(
     }
 
 
-def _stretches(sweep: dict[str, Any], advice: Advice) -> list[tuple[int, list[int]]]:
-    """First load and best lengths of each stretch of loads."""
+def _schedule(sweep: dict[str, Any], advice: Advice) -> list[tuple[int, int]] | None:
+    """First load and best length of each stretch of loads; None where lengths tie."""
     least, most = min(advice.batch_sizes), max(advice.batch_sizes)
-    found: list[tuple[int, list[int]]] = []
+    found: list[tuple[int, int]] = []
     for size in range(least, most + 1) if most <= _MAX_LOADS else advice.batch_sizes:
-        lengths = best_lengths(sweep, advice.clock, size)["num_draft_tokens"]
-        if not found or found[-1][1] != lengths:
-            found.append((size, lengths))
+        length, *others = best_lengths(sweep, advice.clock, size)["num_draft_tokens"]
+        if others:
+            return None
+        if not found or found[-1][1] != length:
+            found.append((size, length))
     return found
 
 
@@ -132,50 +130,18 @@ def mean_of(figures: dict[str, Any]) -> Sequence[float]:
     return found
 
 
-def _acceptance_words(figures: dict[str, Any]) -> str:
-    mean = shown_range(mean_of(figures), ".2f")
-    counted = figures.get("counted")
-    when = "" if counted is None else f", counted {counted}"
-    emits = f"a round emits {mean} tokens (mean acceptance length, the target's own token counted)"
-    marginal = figures.get("marginal_prob")
-    if not marginal:
-        return f"Acceptance by position is not known; {emits}{when}."
-    shares = ", ".join(f"{share:.0%}" for share in marginal)
-    places = "position 1" if len(marginal) == 1 else f"positions 1 to {len(marginal)}"
-    rounds = figures["num_rounds"]
-    sweep = figures["fixed_length_sweep"]
-    least = "" if sweep is None or sweep["is_exact"] else "at least "
-    return f"Draft {places} accepted in {least}{shares} of {rounds:,} rounds; {emits}{when}."
-
-
 def _movement_words(figures: dict[str, Any]) -> list[str]:
     """Acceptance over time, and of processes that followed each other."""
     over, lines = figures.get("over_time"), []
     if over is not None:
-        first, second, chance = (over[name] for name in ("first_half", "second_half", "chance"))
-        halves = f"{first:.2f} in the first half of the log, {second:.2f} in the second"
-        parts = [part["mean_acceptance_length"] for part in over["parts"]]
-        ends = f"{parts[0]:.2f} in the first of {len(parts)} parts, {parts[-1]:.2f} in the last"
-        if chance is None:
-            lines.append(f"Over time: {halves} (too few lines to tell from chance).")
-        elif chance < 0.05:
-            verb = "fell" if second < first else "rose"
-            lines.append(
-                f"Acceptance {verb} over time: {halves} ({ends}); as large a difference comes by "
-                f"chance in {chance:.1%} of orders."
-            )
-        else:
-            lines.append(
-                f"Over time: {halves}; chance alone gives as much in {chance:.0%} of orders."
-            )
+        halves = "{first_half:.2f} in the first half of the log, {second_half:.2f} in the second"
+        lines.append(f"Over time: τ {halves.format_map(over)}, {change_words(over['change'])}.")
     processes = figures.get("processes") or []
-    after = [one for one in processes if one["follows"]]
     if len(processes) > 1:
-        how = (
-            "one after the other, as after a restart"
-            if len(after) == len(processes) - 1
-            else ("side by side" if not after else f"{len(after)} of them after another had ended")
-        )
+        after = sum(one["follows"] for one in processes)
+        how = "side by side"
+        if after:
+            how = f"{after} of them after another had ended, as after a restart"
         shown = "; ".join(
             f"{one['process'] or 'no name'}: τ {one['mean_acceptance_length']:.2f}, lines "
             f"{one['first_line']} to {one['last_line']}"
@@ -186,36 +152,30 @@ def _movement_words(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _best_words(
-    best: Sequence[dict[str, Any]],
-    stretches: Sequence[tuple[int, list[int]]],
-    sweep: dict[str, Any],
-    advice: Advice,
-) -> str:
-    """The best length by load, where to switch off, and the gains at the ends."""
-    depth, parts = len(sweep["chains"]), list[str]()
-    for start, lengths in stretches:
-        named = "plain decoding (drafts off)" if lengths == [0] else " or ".join(map(str, lengths))
-        parts.append(f"{named} from {_requests(start)}")
-    line = f"Best draft length on {advice.source}: {listed(parts)}"
-    ends = best[:1] if len(best) == 1 else [best[0], best[-1]]
-    gains = [f"x {gain_words(one)} at {_requests(one['batch_size'])}" for one in ends]
-    line += f"; over plain decoding {listed(gains)}"
+def change_words(change: Sequence[float] | None) -> str:
+    """A verdict on the 95% interval of a difference of τ."""
+    if change is None:
+        return "too few lines to tell from chance"
+    low, high = change
+    verdict = (
+        "no difference beyond chance" if low <= 0 <= high else "a fall" if low < 0 else "a rise"
+    )
+    return f"{verdict}: {(low + high) / 2:+.2f}, 95% interval {low:+.2f} to {high:+.2f}"
+
+
+def _limits(best: Sequence[dict[str, Any]], sweep: dict[str, Any], advice: Advice) -> list[str]:
+    """Limits of the best lengths, in sentences."""
+    depth, limits = len(sweep["chains"]), list[str]()
+    if sweep["if_chains"]:
+        limits.append(f"The best lengths hold {sweep['if_chains']}.")
     if any(depth in one["num_draft_tokens"] for one in best):
-        line += f"; more than {depth} were not measured"
-    if any(len(lengths) > 1 for _, lengths in stretches):
-        line += "; where several are named, their ranges overlap"
+        limits.append(f"More than {depth} draft tokens were not measured.")
+    if any(len(one["num_draft_tokens"]) > 1 for one in best):
+        limits.append("Where several lengths are named, their ranges overlap.")
     if advice.not_reached:
-        line += f"; this clock was not measured at {listed(map(str, advice.not_reached))} requests"
-    return _if(sweep["if_chains"], line + ".")
-
-
-def _requests(number: int) -> str:
-    return f"{number} request{'' if number == 1 else 's'}"
-
-
-def _if(condition: str, line: str) -> str:
-    return f"{condition[0].upper()}{condition[1:]}: {line}" if condition else line
+        sizes = listed(map(str, advice.not_reached))
+        limits.append(f"This clock was not measured at {sizes} requests.")
+    return limits
 
 
 def _break_even_words(figures: dict[str, Any], sweep: dict[str, Any]) -> str:
@@ -233,4 +193,5 @@ def _break_even_words(figures: dict[str, Any], sweep: dict[str, Any]) -> str:
     pays = sweep["chains"][-1]["pays_below_step_frac"]
     if pays is not None and depth > 1:
         line += f"; the last of them, over {depth - 1}, if one more costs less than {pays:.0%}"
-    return _if(sweep["if_chains"], line + ". --cost-model names the best length at each load.")
+    condition = f" ({sweep['if_chains']})" if sweep["if_chains"] else ""
+    return f"{line}{condition}. --cost-model names the best length at each load."

@@ -54,8 +54,6 @@ _KEYS: dict[str, dict[str, str]] = {
     "give it with --cost-model": {"kind=cost_model": "is a cost model"},
 }
 """By the next step, keys of a record (`.`: of one inside, `=`: with a value), and whose it is."""
-_ORDER = ("metrics.speculative_decoding", "choices.accept_lengths", "choices.idxs")
-"""Tried first, as more general keys stand beside them."""
 
 _LINES: dict[str, dict[str, str]] = {
     _RESPONSES: {r"data: *\{.*": "is a stream of responses"},
@@ -89,13 +87,24 @@ _LINES: dict[str, dict[str, str]] = {
 """By the next step, beginnings of a line, and whose it is."""
 
 
-def foreign_record(name: str, record: Any) -> InputError | None:
-    """The error for a JSON record of another tool; None if nothing tells whose it is."""
-    tests = [(keys, what, step) for step, of in _KEYS.items() for keys, what in of.items()]
-    for keys, what, step in sorted(tests, key=lambda test: test[0] not in _ORDER):
-        if all(_has(record, key) for key in keys.split()):
-            return InputError(f"{name} {what}", hint=step)
-    return None
+def foreign(name: str, records: list[Any], lines: list[str]) -> InputError:
+    """The error for a text, given its first lines and, if it is JSON, its records."""
+    if not lines:
+        return InputError(f"{name} is empty", hint="give the log of a server, or its /metrics")
+    for step, of in _KEYS.items():
+        for keys, what in of.items():
+            if records and all(_has(records[0], key) for key in keys.split()):
+                return InputError(f"{name} {what}", hint=step)
+    for step, of in _LINES.items():
+        for pattern, what in of.items():
+            if any(re.match(pattern, line.strip()) for line in lines):
+                return InputError(f"{name} {what}", hint=step)
+    return InputError(
+        f"{name} has no line of vLLM, SGLang or llama.cpp about drafts; it begins with "
+        f"{lines[0].strip()[:60]!r}",
+        hint=f"{_READ}: `SpecDecoding metrics: ...`, `Decode batch, ...`, `draft acceptance = ...` "
+        "or counters such as vllm:spec_decode_num_drafts",
+    )
 
 
 def _has(record: Any, key: str) -> bool:
@@ -108,19 +117,3 @@ def _has(record: Any, key: str) -> bool:
             return False
         record = record[part]
     return True
-
-
-def foreign_text(name: str, lines: list[str]) -> InputError:
-    """The error for a text without a line that is read."""
-    for step, of in _LINES.items():
-        for pattern, what in of.items():
-            if any(re.match(pattern, line.strip()) for line in lines):
-                return InputError(f"{name} {what}", hint=step)
-    if not lines:
-        return InputError(f"{name} is empty", hint="give the log of a server, or its /metrics")
-    return InputError(
-        f"{name} has no line of vLLM, SGLang or llama.cpp about drafts; it begins with "
-        f"{lines[0].strip()[:60]!r}",
-        hint=f"{_READ}: `SpecDecoding metrics: ...`, `Decode batch, ...`, `draft acceptance = ...` "
-        "or counters such as vllm:spec_decode_num_drafts",
-    )

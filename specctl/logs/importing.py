@@ -2,100 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 from specctl.errors import InputError
 from specctl.formatting import listed
 from specctl.logs.acceptance_figures import NOT_REPLAYED, mean_figures
-from specctl.logs.advice import Advice, explain
-from specctl.logs.foreign import foreign_record, foreign_text
+from specctl.logs.advice import Advice, change_words, explain
+from specctl.logs.foreign import foreign
 from specctl.logs.llamacpp_log import LlamacppLog
 from specctl.logs.metric_figures import figures_by_model
 from specctl.logs.own_clock import own_advice
-from specctl.logs.pooling import grouped, pooled
-from specctl.logs.scrapes import METRIC, Scrape, json_documents, json_scrapes
-from specctl.logs.server_log import ServerLog
+from specctl.logs.pooling import change, grouped, pooled
+from specctl.logs.scrapes import Scrape, json_records, json_scrapes
+from specctl.logs.server_log import ENGINES, ServerLog
 from specctl.logs.sglang_log import SglangLog
 from specctl.logs.sources import Source, Spot, text_lines
 from specctl.logs.vllm_log import VllmLog
 from specctl.logs.wrappers import engine_lines
 
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
 
-
-@dataclass
-class Reading:
-    """One source: a log, or scrapes, or answers."""
-
-    name: str
-    log: ServerLog | None = None
-    nothing: InputError | None = None  # why the log has no interval with drafts
-    scrapes: list[Scrape] = field(default_factory=list)
-    answers: dict[str, Any] | None = None
-
-
-def read(source: Source) -> Reading:
-    """The log or the metrics of a source, whatever wraps them.
+def read(source: Source) -> ServerLog | list[Scrape] | list[Any]:
+    """The log, the scrapes or llama.cpp's answers of a source, whatever wraps them.
 
     Raises:
-        InputError: neither is there; the sentence says what it is.
+        InputError: none is there; the sentence says what it is.
     """
-    readers = VllmLog(), SglangLog(), LlamacppLog()
+    readers = [made(source.name) for made in (VllmLog, SglangLog, LlamacppLog)]
     for line in engine_lines(source):
         any(reader.take(line) for reader in readers)
-    found = [one for one in readers if one.log.intervals]
+    logs = [reader.log for reader in readers]
+    found = [log for log in logs if log.intervals]
     if len(found) > 1:
-        names = listed(ENGINES[one.log.engine] for one in found)
+        names = listed(ENGINES[log.engine] for log in found)
         raise InputError(f"{source.name} has lines of {names}", hint="give each server's log alone")
-    # `eval time` stands in other logs of llama.cpp too, so that it does not tell by itself.
-    told = found or [one for one in readers if one.log.num_plain or one.log.left_out]
-    told = told or [one for one in readers if one.log.settings]
-    if told:
-        [reader, *_] = told
-        nothing = None if found else reader.nothing(source.name)
-        return Reading(source.name, log=reader.log, nothing=nothing)
-    scrape = Scrape.of_lines(source.name, _metric_lines(source))
+    if found := found or [log for log in logs if log.has_lines or log.left_out or log.settings]:
+        return found[0]
+    lines = list(text_lines(source))
+    scrape = Scrape.of_lines(source.name, lines)
     if scrape.samples:
-        return Reading(source.name, scrapes=[scrape])
-    if reading := _from_json(source):
-        return reading
-    raise foreign_text(source.name, [line for _, line in islice(text_lines(source), 200)])
+        return [scrape]
+    records = json_records("".join(line for _, line in lines))
+    if scrapes := json_scrapes(source.name, records):
+        return scrapes
+    if records and all(isinstance(one, dict) and "timings" in one for one in records):
+        return records
+    raise foreign(source.name, records, [line for _, line in lines[:200]])
 
 
-def _metric_lines(source: Source) -> Iterator[tuple[Spot, str]]:
-    return ((spot, line) for spot, line in text_lines(source) if METRIC.match(line))
-
-
-def _from_json(source: Source) -> Reading | None:
-    """Scrapes or answers in JSON; None for a text that is none.
-
-    Raises:
-        InputError: JSON of another tool.
-    """
-    name, lines = source.name, [line for _, line in text_lines(source)]
-    documents = json_documents("".join(lines))
-    if not documents:
-        return None
-    document = documents[0] if len(documents) == 1 else documents
-    if (scrapes := json_scrapes(name, document)) is not None:
-        if not any(scrape.samples for scrape in scrapes):
-            raise InputError(
-                f"{name} has series of no engine that is read",
-                hint='query the counters themselves: {__name__=~"vllm:spec_decode_.+"}',
-            )
-        return Reading(name, scrapes=scrapes)
-    records = document if isinstance(document, list) else [document]
-    if all(isinstance(one, dict) and "timings" in one for one in records):
-        return Reading(name, answers=_answers(name, records))
-    if error := foreign_record(name, records[0] if records else None):
-        raise error
-    return None
-
-
-def _answers(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _answers(name: str, records: Sequence[Any]) -> dict[str, Any]:
     """Figures over completions of llama.cpp, from their `timings`.
 
     A request emits `predicted_n` - 1 tokens in rounds, and each round one more than it accepts, but
@@ -119,7 +74,9 @@ def _answers(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
             hint="keep the answers of a server that drafts (--spec-type)",
         )
     mean = tokens / (tokens - accepted + len(records)), tokens / (tokens - accepted)
-    facts = {
+    facts: dict[str, Any] = {
+        "format": "llamacpp-answers",
+        "engine": "llamacpp",
         "num_requests": len(records),
         "num_tokens": tokens,
         "num_draft_tokens": drafted,
@@ -149,34 +106,28 @@ def import_files(
     Raises:
         InputError: a source that cannot be read, or sources that do not go together.
     """
-    readings = [read(source) for source in sources]
-    scrapes = [scrape for one in readings for scrape in one.scrapes]
-    if scrapes and len(readings) == sum(bool(one.scrapes) for one in readings):
+    found = [read(source) for source in sources]
+    logs = [one for one in found if isinstance(one, ServerLog)]
+    others = [record for one in found if isinstance(one, list) for record in one]
+    names = [source.name for source in sources]
+    if others and len(found) == 1 and isinstance(others[0], dict):
+        return _explained(_answers(names[0], others), advice)
+    scrapes = [one for one in others if isinstance(one, Scrape)]
+    if scrapes and len(scrapes) == len(others) and not logs:
         return _explained(_of_scrapes(scrapes), advice)
-    if len(readings) == 1 and readings[0].answers is not None:
-        [one] = readings
-        summary = {"format": "llamacpp-answers", "engine": "llamacpp", **(one.answers or {})}
-        return _explained(summary, advice)
-    logs = [one.log for one in readings if one.log is not None]
-    if len(logs) < len(readings):
+    engines = {ENGINES[log.engine] for log in logs}
+    if others or len(engines) > 1:
         raise InputError(
-            f"{listed(one.name for one in readings)} do not go together",
-            hint="give logs, or two scrapes of one server, the earlier one first",
-        )
-    engines = {log.engine for log in logs}
-    if len(engines) > 1:
-        raise InputError(
-            f"logs of {listed(sorted(ENGINES[name] for name in engines))}",
-            hint="give logs of one engine",
+            f"{listed(names)} do not go together"
+            + f": logs of {listed(sorted(engines))}" * (not others),
+            hint="give logs of one engine, or two scrapes of one server, the earlier one first",
         )
     has_drafts = any(log.intervals for log in logs)
-    for one, log in zip(readings, logs, strict=True):
-        if one.nothing and not (has_drafts and log.plain and not log.left_out):
-            raise one.nothing
-    summary = _of_logs(readings)
-    if advice is None and (own := own_advice(logs, batch_sizes)):
-        return _explained(summary, own, only_longest=True)
-    return _explained(summary, advice)
+    for log in logs:
+        if not log.intervals and not (has_drafts and log.plain and not log.left_out):
+            raise log.nothing()
+    own = own_advice(logs, batch_sizes) if advice is None else None
+    return _explained(_of_logs(logs), advice or own, only_longest=own is not None)
 
 
 def _of_scrapes(scrapes: Sequence[Scrape]) -> dict[str, Any]:
@@ -186,36 +137,33 @@ def _of_scrapes(scrapes: Sequence[Scrape]) -> dict[str, Any]:
             hint="give two scrapes of one server, the earlier one first",
         )
     scrape = scrapes[0] if len(scrapes) == 1 else scrapes[1].since(scrapes[0])
+    since = (
+        f"counted from {scrape.name}" if scrape.is_window else "counted since the server's start"
+    )
     models = figures_by_model(scrape)
-    engine = next(iter(models.values()))["engine"]
-    since = f"from {scrapes[0].name} to {scrapes[1].name}" if scrape.is_window else SINCE_START
     return {
-        "format": f"{engine}-prometheus",
-        "engine": engine,
+        "format": f"{scrape.engine}-prometheus",
+        "engine": scrape.engine,
         "source": scrape.name,
         "models": {name: {**own, "counted": since} for name, own in models.items()},
     }
 
 
-SINCE_START = "since the server's start"
-
-
-def _of_logs(readings: Sequence[Reading]) -> dict[str, Any]:
-    logs = [one.log for one in readings if one.log is not None]
-    engine = logs[0].engine
+def _of_logs(logs: Sequence[ServerLog]) -> dict[str, Any]:
+    engine, names = logs[0].engine, [log.name for log in logs]
     models: dict[str, dict[str, Any]] = {}
-    for one, log in zip(readings, logs, strict=True):
+    for log in logs:
         groups = grouped(log)
         for name, intervals in groups.items():
-            of_log = [one.name] if len(logs) > 1 else []
+            of_log = [log.name] if len(logs) > 1 else []
             label = ", ".join([*of_log, *([name] if len(groups) > 1 or not of_log else [])])
-            said = {"engine": engine, "source": one.name, "settings": log.settings}
+            said = {"source": log.name, "settings": log.settings}
             models[label] = {**said, **pooled(log, intervals)}
     summary: dict[str, Any] = {
         "format": f"{engine}-log",
         "engine": engine,
-        "source": listed(one.name for one in readings),
-        "without_drafts": [one.name for one in readings if one.nothing],
+        "source": listed(names),
+        "without_drafts": [log.name for log in logs if not log.intervals],
         "left_out": [
             {"reason": reason, "lines": count, "first": str(log.first_left_out[reason])}
             for log in logs
@@ -223,36 +171,25 @@ def _of_logs(readings: Sequence[Reading]) -> dict[str, Any]:
         ],
     }
     if len(models) == 1:
-        [figures] = models.values()
-        return {**figures, **summary}
+        return {**next(iter(models.values())), **summary}
     return {**summary, "models": models, "comparison": _compared(models)}
 
 
 def _compared(models: dict[str, dict[str, Any]]) -> list[str]:
     """A sentence on the means of two logs or runs of one draft length."""
-    if len(models) != 2:
-        return []
-    (one, first), (other, second) = models.items()
-    lengths = {len(own.get("marginal_prob", ())) for own in models.values()}
-    lengths |= {own.get("num_draft_tokens_per_round", 0) for own in models.values()}
-    if len(lengths - {0}) != 1 or None in lengths:
+    lengths = {
+        own.get("num_draft_tokens_per_round") or len(own.get("marginal_prob", ()))
+        for own in models.values()
+    }
+    if len(models) != 2 or len(lengths) > 1 or not all(lengths):
         return []
     before, after = (
         own.get("mean_acceptance_length") or own["mean_of_interval_means"]
-        for own in (first, second)
+        for own in models.values()
     )
-    ends = [own["mean_interval"] for own in (first, second) if "mean_interval" in own]
-    line = f"{other} against {one}: τ {after:.2f} against {before:.2f}"
-    if len(ends) < 2:
-        return [f"{line} (too few lines to tell from chance)."]
-    half = sum(((high - low) / 2) ** 2 for low, high in ends) ** 0.5
-    low, high = after - before - half, after - before + half
-    verdict = (
-        "no difference beyond chance"
-        if low < 0 < high
-        else ("a fall" if after < before else "a rise")
-    )
-    return [f"{line}, {verdict}: {after - before:+.2f}, 95% interval {low:+.2f} to {high:+.2f}."]
+    moved = change(*(own["mean_interval"] for own in models.values()))
+    one, other = models
+    return [f"{other} against {one}: τ {after:.2f} against {before:.2f}, {change_words(moved)}."]
 
 
 def _explained(
@@ -262,13 +199,17 @@ def _explained(
     models = summary.get("models")
     if models is None:
         return {**NOT_REPLAYED, **explain(summary, advice)}
-    sweeps = {name: own["fixed_length_sweep"] for name, own in models.items()}
-    lengths = {name: len(sweep["chains"]) if sweep else 0 for name, sweep in sweeps.items()}
-    asked = {name: not only_longest or of == max(lengths.values()) for name, of in lengths.items()}
+    lengths = {
+        name: len(sweep["chains"]) if (sweep := own["fixed_length_sweep"]) else 0
+        for name, own in models.items()
+    }
+    advised = [
+        name for name in models if not only_longest or lengths[name] == max(lengths.values())
+    ]
     return {
         **NOT_REPLAYED,
         **summary,
         "models": {
-            name: explain(own, advice if asked[name] else None) for name, own in models.items()
+            name: explain(own, advice if name in advised else None) for name, own in models.items()
         },
     }

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from specctl.errors import InputError
 from specctl.logs.server_log import (
     CONTRADICTS,
     CUT,
@@ -38,8 +37,8 @@ NO_POSITIONS = "run the server with -lv 4 for acceptance by position"
 class LlamacppLog:
     """Reads llama.cpp's lines, one after another."""
 
-    def __init__(self) -> None:
-        self.log = ServerLog("llamacpp")
+    def __init__(self, name: str) -> None:
+        self.log = ServerLog("llamacpp", name)
         self._tokens: dict[str, tuple[float, int]] = {}
         self._open: dict[str, tuple[Interval, float]] = {}
 
@@ -51,7 +50,7 @@ class LlamacppLog:
         elif line.mark.startswith("acc per pos"):
             self._positions(line, task)
         elif line.mark.startswith("eval time"):
-            self.log.num_plain += 1
+            self.log.has_lines = True
             if timed := _EVAL.search(line.text):
                 self._tokens[task] = float(timed[1]), int(timed[2])
         else:
@@ -122,14 +121,6 @@ class LlamacppLog:
             at_least=tuple(round(share * num_rounds) for share in shares),
             is_even=is_even,
             num_draft_tokens=len(shares),
-        )
-
-    def nothing(self, name: str) -> InputError:
-        """The error for a log without intervals."""
-        return self.log.refuse(
-            name,
-            f"{self.log.num_plain:,} requests of llama.cpp, and none with `draft acceptance`",
-            "log a server that drafts (--spec-type, -md), at -lv 3 or above",
         )
 
 

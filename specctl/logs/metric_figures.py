@@ -26,119 +26,86 @@ from specctl.logs.acceptance_figures import (
     mean_figures,
 )
 from specctl.logs.scrapes import Sample, Scrape
+from specctl.logs.server_log import ENGINES
 
 _STEM = "spec_decode_"
 _TOTALS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 _BY_POSITION = "num_accepted_tokens_per_pos"
-_OLD = (
-    "spec_decode_draft_acceptance_rate",
-    "spec_decode_efficiency",
-    "spec_decode_num_emitted_tokens",
-)
-_NO_COUNTER = {
-    "vllm": "either this server does not speculate (--speculative-config), or the scrape was "
-    "filtered",
-    "llamacpp": "either this server drafts nothing (--spec-type), or it is older than September "
-    "2026: its log has `draft acceptance`",
+_OLD = {f"{_STEM}{name}" for name in ("draft_acceptance_rate", "efficiency", "num_emitted_tokens")}
+_ROUNDS = {
+    "vllm": _STEM + "num_drafts",
+    "llamacpp": _STEM + "num_drafts",
+    "sglang": "spec_verify_calls",
 }
+_OFF = {
+    "vllm": "does not speculate (--speculative-config)",
+    "sglang": "does not speculate (--speculative-algorithm)",
+    "llamacpp": "drafts nothing (--spec-type), or is of before September 2026: import its log then",
+}
+Named = dict[str, list[Sample]]
+"""Samples of one model by name, without the engine's."""
 
 
 def figures_by_model(scrape: Scrape) -> dict[str, dict[str, Any]]:
-    """Figures of each model with rounds, and `engine`.
+    """Figures of each model with rounds.
 
     Raises:
         InputError: no rounds, counters that contradict each other, or those of an unknown version.
     """
-    engines = {sample.engine for sample in scrape.samples.values()}
-    if len(engines) > 1:
-        raise InputError(
-            f"{scrape.name} has metrics of {' and '.join(sorted(engines))}",
-            hint="give each server's alone",
-        )
-    [engine] = engines
-    models: dict[str, dict[str, list[Sample]]] = {}
+    engine, models = scrape.engine, dict[str, Named]()
     for (name, labels), sample in scrape.samples.items():
         named = models.setdefault(dict(labels).get("model_name", ""), {})
         named.setdefault(name.partition(":")[2], []).append(sample)
     of_model = _sglang_figures if engine == "sglang" else _counter_figures
     found = {name: of_model(scrape, name, models[name]) for name in sorted(models)}
-    figures = {name: {"engine": engine, **own} for name, own in found.items() if own}
-    if not figures:
-        raise (_no_gauges if engine == "sglang" else _no_drafts)(scrape, engine, models)
-    return figures
-
-
-# --------------------------------------------------------------------------- vLLM, llama.cpp
-
-
-def _no_drafts(
-    scrape: Scrape, engine: str, models: dict[str, dict[str, list[Sample]]]
-) -> InputError:
+    if figures := {name: own for name, own in found.items() if own}:
+        return figures
     names = {name for named in models.values() for name in named}
-    if names & {*_OLD}:
-        return InputError(
-            f"{scrape.name} has metrics of a vLLM before 0.9, which count neither rounds nor "
-            "acceptance by position",
-            hint="upgrade vLLM, and scrape again",
-        )
-    known = {_STEM + name for name in (*_TOTALS, _BY_POSITION)}
-    if names & known:
-        when = "between the scrapes" if scrape.is_window else "yet"
-        return InputError(
-            f"{scrape.name} counts no drafts {when}",
-            hint="scrape once the server has served some requests",
-        )
-    if own := sorted(name for name in names if name.startswith(_STEM)):
-        return InputError(
-            f"{scrape.name} has counters of drafts that no release known here writes "
-            f"({', '.join(own[:3])}), and no {_STEM}num_drafts",
-            hint="scrape vLLM 0.9 or newer, or llama.cpp of September 2026 or newer",
-        )
-    return InputError(
-        f"{scrape.name} has metrics of {engine} and none of drafts ({engine}:{_STEM}...)",
-        hint=_NO_COUNTER[engine],
-    )
+    if names & _OLD:
+        what = "has metrics of a vLLM before 0.9, which count neither rounds nor positions"
+        hint = "upgrade vLLM, and scrape again"
+    elif names & {_ROUNDS[engine], "spec_accept_length"}:
+        what = f"counts no drafts {'between the scrapes' if scrape.is_window else 'yet'}"
+        hint = "scrape once the server has served some requests; if it then counts none, it "
+        hint += _OFF[engine]
+    else:
+        drafts = sorted(name for name in names if "spec_" in name)
+        what = f"has metrics of {ENGINES[engine]} and no {engine}:{_ROUNDS[engine]}"
+        what += f" (of drafts: {', '.join(drafts[:3])})" if drafts else ""
+        hint = f"either this server {_OFF[engine]}, or the scrape was filtered"
+    raise InputError(f"{scrape.name} {what}", hint=hint)
 
 
-def _counter_figures(
-    scrape: Scrape, model: str, named: dict[str, list[Sample]]
-) -> dict[str, Any] | None:
-    """Figures of one model, None without rounds."""
-    counters: Counter[str | int] = Counter()
-    for name, samples in named.items():
-        if not name.startswith(_STEM) or name.endswith("_created") or name in _OLD:
-            continue
-        own = name.removeprefix(_STEM)
-        for sample in samples:
-            position = dict(sample.labels).get("position", "")
-            if own == _BY_POSITION and not (position.isdecimal() and len(position) < 5):
-                raise sample.spot.refuse(
-                    f'the label position is {repr(position)[:40]}, not "0", "1", ...',
-                    "scrape again",
-                )
-            if own in (*_TOTALS, _BY_POSITION):
-                counters[int(position) if own == _BY_POSITION else own] += sample.count()
-    if not counters["num_drafts"]:
+def _counter_figures(scrape: Scrape, model: str, named: Named) -> dict[str, Any] | None:
+    """Figures of vLLM or llama.cpp, None without rounds."""
+    totals = [sum(one.count() for one in named.get(_STEM + name, ())) for name in _TOTALS]
+    by_position: Counter[int] = Counter()
+    for sample in named.get(_STEM + _BY_POSITION, ()):
+        position = dict(sample.labels).get("position", "")
+        if not position.isdecimal():
+            raise sample.spot.refuse(
+                f'the label position is {position[:40]!r}, not "0", "1", ...', "scrape again"
+            )
+        by_position[int(position)] += sample.count()
+    drafts, drafted, accepted = totals
+    if not drafts:
         return None
-    drafts, drafted, accepted = totals = [counters[name] for name in _TOTALS]
-    positions = sorted(key for key in counters if isinstance(key, int))
-    at_least = [counters[position] for position in positions]
-    chained = [drafts, *at_least]
+    positions = sorted(by_position)
+    at_least = [by_position[position] for position in positions]
     rules = {
-        "a counter is missing": all(name in counters for name in _TOTALS),
+        "a counter is missing": all(_STEM + name in named for name in _TOTALS),
         "positions have a gap": positions == [*range(len(positions))],
-        "a position is accepted more often than the one before": chained
-        == sorted(chained, reverse=True),
+        "a position is accepted more often than the one before": [drafts, *at_least]
+        == sorted([drafts, *at_least], reverse=True),
         "positions do not add up to the accepted tokens": not at_least or sum(at_least) == accepted,
         "more tokens are accepted than drafted": accepted <= drafted,
     }
-    for broken, holds in rules.items():
-        if not holds:
-            shown = dict(zip(_TOTALS, totals, strict=True))
-            raise InputError(
-                f"{scrape.name}, model {model!r}: {broken} ({shown}, by position {at_least[:8]})",
-                hint="scrape again, all of a page",
-            )
+    if broken := [rule for rule, holds in rules.items() if not holds]:
+        shown = dict(zip(_TOTALS, totals, strict=True))
+        raise InputError(
+            f"{scrape.name}, model {model!r}: {broken[0]} ({shown}, by position {at_least[:8]})",
+            hint="scrape again, all of a page",
+        )
     servers = {
         tuple((k, v) for k, v in sample.labels if k in ("instance", "pod", "ReplicaId", "engine"))
         for sample in named[_STEM + "num_drafts"]
@@ -154,26 +121,9 @@ def _counter_figures(
     return {"num_engines": len(servers), **figures}
 
 
-# --------------------------------------------------------------------------- SGLang
+def _sglang_figures(scrape: Scrape, model: str, named: Named) -> dict[str, Any] | None:
+    """Figures of SGLang, None without rounds."""
 
-
-def _no_gauges(
-    scrape: Scrape, engine: str, models: dict[str, dict[str, list[Sample]]]
-) -> InputError:
-    if any(
-        "spec_accept_length" in named or "spec_verify_calls" in named for named in models.values()
-    ):
-        what = "counts no rounds of drafts: its sglang:spec_verify_calls and accept length are 0"
-        hint = "either speculation is off (--speculative-algorithm), or nothing was decoded yet"
-    else:
-        what = "has metrics of SGLang and neither sglang:spec_verify_calls nor spec_accept_length"
-        hint = "either speculation is off, or the scrape was filtered"
-    return InputError(f"{scrape.name} {what}", hint=hint)
-
-
-def _sglang_figures(
-    scrape: Scrape, model: str, named: dict[str, list[Sample]]
-) -> dict[str, Any] | None:
     def total(name: str) -> int:
         return sum(sample.count() for sample in named.get(name, []))
 

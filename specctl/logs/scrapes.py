@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specctl.errors import InputError
@@ -27,7 +27,7 @@ _SAMPLE = re.compile(
     r"\s+(?:=> *)?(?P<value>[^\s#]+)(?:\s+@?\[?-?[\d.eE+]+\]?)?\s*(?:#.*)?"
 )
 _NAME = re.compile(r"(?:ray_)?(vllm|sglang|llamacpp)[:_](\w+)")
-METRIC = re.compile(
+_METRIC = re.compile(
     r"\s*(?:[\w./\-]+:(?:\d+:)?\s*|\d+:\s*)?"  # of grep
     r"(?P<sample>(?P<name>(?:ray_)?(?:vllm|sglang|llamacpp)[:_]\w+)(?:\{|\s+[\d.+\-=NnI]).*)"
 )
@@ -45,10 +45,6 @@ class Sample:
     labels: tuple[tuple[str, str], ...]
     value: float
 
-    @property
-    def engine(self) -> str:
-        return self.name.partition(":")[0]
-
     def count(self) -> int:
         """The value as a whole number. Raises InputError for any other."""
         if not (self.value <= MAX_COUNTER and self.value.is_integer()):
@@ -64,6 +60,17 @@ class Scrape:
     samples: dict[Series, Sample]
     is_window: bool = False  # differences between two scrapes
 
+    @property
+    def engine(self) -> str:
+        """Raises InputError for samples of several engines."""
+        engine, *others = sorted({name.partition(":")[0] for name, _ in self.samples})
+        if others:
+            raise InputError(
+                f"{self.name} has metrics of {' and '.join([engine, *others])}",
+                hint="give each server's alone",
+            )
+        return engine
+
     @classmethod
     def of_lines(cls, name: str, lines: Iterable[tuple[Spot, str]]) -> Scrape:
         """Of a text.
@@ -71,12 +78,12 @@ class Scrape:
         Raises:
             InputError: a malformed sample, or a second scrape behind the first.
         """
-        return cls.of(name, (found for spot, line in lines for found in _parsed(spot, line)))
+        return cls.of(name, (_parsed(spot, line) for spot, line in lines))
 
     @classmethod
-    def of(cls, name: str, samples: Iterable[Sample]) -> Scrape:
+    def of(cls, name: str, samples: Iterable[Sample | None]) -> Scrape:
         found: dict[Series, Sample] = {}
-        for sample in samples:
+        for sample in filter(None, samples):
             earlier = found.setdefault((sample.name, sample.labels), sample)
             if earlier is not sample:
                 raise sample.spot.refuse(
@@ -92,45 +99,28 @@ class Scrape:
         Raises:
             InputError: a restart between them, or scrapes of different servers.
         """
-        here, there = ({key for key in one.samples if is_counter(key[0])} for one in (self, before))
-        if missing := sorted(here ^ there):
-            where, other = (self, before) if missing[0] in here else (before, self)
+        here, there = ({key for key in one.samples if _counts(key[0])} for one in (self, before))
+        if odd := sorted(here ^ there):
             raise InputError(
-                f"{missing[0][0]} {_shown(missing[0])} is in {where.name} and not in {other.name}, "
-                "so they are not two scrapes of one server",
+                f"{_shown(odd[0])} is in only one of {before.name} and {self.name}, so these "
+                "are not two scrapes of one server",
                 hint="give two scrapes of one server, the earlier one first",
             )
         counted = dict(self.samples)
-        same_start = any(key[0].endswith("_created") for key in here)
-        for key in sorted(here, key=lambda key: (not key[0].endswith("_created"), key)):
+        for key in sorted(here):
             new, old = self.samples[key], before.samples[key]
-            if key[0].endswith("_created"):
-                if new.value != old.value:
-                    raise InputError(
-                        f"{key[0]} is {old.value:.10g} in {before.name} and {new.value:.10g} in "
-                        f"{self.name}: the server restarted between the scrapes",
-                        hint=f"import {self.name} alone for what was counted since its start",
-                    )
-                continue
-            if new.value < old.value:
+            is_start = key[0].endswith("_created")
+            if new.value < old.value or (is_start and new.value != old.value):
                 raise InputError(
-                    f"{key[0]} {_shown(key)} fell from {old.value:g} in {before.name} to "
-                    f"{new.value:g} in {self.name}: the later scrape was given first"
-                    + ("" if same_start else ", or the server restarted between them"),
-                    hint=f"try `specctl import {self.name} {before.name}`",
+                    f"{_shown(key)} goes from {old.value:.10g} in {before.name} to "
+                    f"{new.value:.10g} in {self.name}: the server restarted between them, or the "
+                    "later scrape was given first",
+                    hint=f"try `specctl import {self.name} {before.name}`, or import {self.name} "
+                    "alone for what was counted since its start",
                 )
-            counted[key] = Sample(new.spot, new.name, new.labels, new.value - old.value)
+            if not is_start:
+                counted[key] = replace(new, value=new.value - old.value)
         return Scrape(f"{before.name} to {self.name}", counted, is_window=True)
-
-
-def is_counter(name: str) -> bool:
-    """Whether a name counts since the server's start; gauges are of the moment."""
-    return name.endswith("_created") or name.partition(":")[2] in _COUNTERS
-
-
-def _matters(name: str) -> bool:
-    """Whether something here reads it."""
-    return is_counter(name) or "spec_" in name
 
 
 _COUNTERS = {
@@ -140,27 +130,36 @@ _COUNTERS = {
 }
 
 
+def _counts(name: str) -> bool:
+    """Whether a name counts since the server's start; gauges are of the moment."""
+    return name.endswith("_created") or name.partition(":")[2] in _COUNTERS
+
+
+def _is_read(name: str) -> bool:
+    return _counts(name) or "spec_" in name
+
+
 def _shown(key: Series) -> str:
-    return "{" + ", ".join(f'{name}="{value}"' for name, value in key[1]) + "}"
+    name, labels = key
+    return name + " {" + ", ".join(f'{label}="{value}"' for label, value in labels) + "}"
 
 
-def _parsed(spot: Spot, line: str) -> Iterator[Sample]:
-    if (own := METRIC.match(line)) is None:
-        return
-    match = _SAMPLE.fullmatch(own["sample"].strip())
+def _parsed(spot: Spot, line: str) -> Sample | None:
+    if (own := _METRIC.match(line)) is None:
+        return None
+    text, is_read = own["sample"].strip(), _is_read(_own_name(own["name"]) or "")
+    match = _SAMPLE.fullmatch(text)
     if match is None:
-        if _matters(_own_name(own["name"]) or ""):
-            raise spot.refuse(f"{own['sample'].strip()[:60]} is no whole sample", "scrape again")
-        return
+        if is_read:
+            raise spot.refuse(f"{text[:60]} is no whole sample", "scrape again")
+        return None
     # Positions add up to the accepted tokens, so that a cut there is found.
-    if not line.endswith("\n") and _matters(_own_name(own["name"]) or "") and "per_pos" not in line:
+    if is_read and not line.endswith("\n") and "per_pos" not in line:
         raise spot.refuse(
             "this sample is the last and has no line end, so its number may be cut off",
             "scrape again, all of a page",
         )
-    yield from _sample(
-        spot, match["name"], dict(_PAIR.findall(match["labels"] or "")), match["value"]
-    )
+    return _sample(spot, match["name"], dict(_PAIR.findall(match["labels"] or "")), match["value"])
 
 
 def _own_name(name: str) -> str | None:
@@ -169,102 +168,74 @@ def _own_name(name: str) -> str | None:
     return f"{found[1]}:{found[2].removesuffix('_total')}" if found else None
 
 
-def _sample(spot: Spot, name: str, labels: Mapping[str, str], text: str) -> Iterator[Sample]:
-    """A sample by the engine's own name; none for names of others, or histograms."""
+def _sample(spot: Spot, name: str, labels: Mapping[str, str], text: str) -> Sample | None:
+    """A sample by the engine's own name; none of others, of histograms, or without a number."""
     own = _own_name(name)
     if own is None or "le" in labels:
-        return
+        return None
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        if not _matters(own):
-            return
+        if not _is_read(own):
+            return None
         raise spot.refuse(f"{own} is {text[:40]}, no finite number from 0 on", "scrape again")
-    yield Sample(spot, own, tuple(sorted(labels.items())), value)
+    return Sample(spot, own, tuple(sorted(labels.items())), value)
 
 
 # --------------------------------------------------------------------------- JSON
 
 
-def json_scrapes(name: str, document: Any) -> list[Scrape] | None:
-    """Scrapes in an answer of Prometheus' API, or in lines of VictoriaMetrics; None for others.
+def json_scrapes(name: str, records: Sequence[Any]) -> list[Scrape]:
+    """The scrape in an answer of Prometheus' API or in records of VictoriaMetrics, the first and
+    last values of a range, or nothing.
 
     Raises:
-        InputError: an answer without counters.
+        InputError: an answer without counters, or a range over a restart.
     """
-    spot = Spot(name, 1)
-    if isinstance(document, dict) and document.get("status") == "error":
+    if not (records and isinstance(records[0], dict)):
+        return []
+    first, data = records[0], records[0].get("data")
+    if first.get("status") == "error":
         raise InputError(
-            f"{name}: Prometheus answers with an error: {str(document.get('error'))[:200]}",
+            f"{name}: Prometheus answers with an error: {str(first.get('error'))[:200]}",
             hint="correct the query",
         )
-    data = document.get("data") if isinstance(document, dict) else None
     if isinstance(data, dict) and "resultType" in data:
-        rows = data.get("result")
-    elif isinstance(document, dict) and isinstance(document.get("metric"), dict):
-        rows = [document]
-    elif (
-        isinstance(document, list)
-        and document
-        and all(isinstance(row, dict) and isinstance(row.get("metric"), dict) for row in document)
-    ):
-        rows = document
-    else:
-        return None
-    if not rows:
-        raise InputError(f"{name}: the query found no series", hint=_QUERY)
+        records = data.get("result", ())
+    elif "metric" not in first:
+        return []
     try:
-        pairs = [({**row["metric"]}, _values(row)) for row in rows]
+        series = [(dict(row["metric"]), _values(row)) for row in records]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InputError(
             f"{name} is no whole answer of Prometheus' API: a series lacks its labels or numbers",
             hint="query again",
         ) from error
-    if not any("__name__" in labels for labels, _ in pairs):
-        raise InputError(
-            f"{name}: its series have no name, so they are of an expression such as rate() or "
-            "sum(), which holds no counts",
-            hint=_QUERY,
-        )
-    for labels, values in pairs:
-        numbers = [float(value) for value in values]
-        own = labels.get("__name__", "").removesuffix("_total")
-        if is_counter(own) and numbers != sorted(numbers):
+    ends: list[list[Sample | None]] = [[], []]
+    for labels, values in series:
+        own = labels.pop("__name__", "")
+        if _counts(_own_name(own) or "") and values != sorted(values, key=float):
             raise InputError(
                 f"{name}: {own} falls within the range, so the server restarted in it",
                 hint="query a range of one run of the server",
             )
-    ends = [
-        Scrape.of(
-            name if end else f"{name}, first values",
-            (
-                sample
-                for labels, values in pairs
-                if values
-                for sample in _sample(
-                    spot,
-                    labels.get("__name__", ""),
-                    {key: value for key, value in labels.items() if key != "__name__"},
-                    values[end],
-                )
-            ),
+        for end, place in zip(ends, (0, -1), strict=True):
+            end.append(_sample(Spot(name, 1), own, labels, values[place]))
+    if not any(ends[1]):
+        raise InputError(
+            f"{name} has no series of an engine: its query found none, or it is of an expression "
+            "such as rate(), which holds no counts",
+            hint='query the counters themselves: {__name__=~"vllm:spec_decode_.+"}',
         )
-        for end in (0, -1)
-    ]
-    return ends if any(len(values) > 1 for _, values in pairs) else ends[1:]
-
-
-_QUERY = 'query the counters themselves: {__name__=~"vllm:spec_decode_.+"}'
+    is_range = any(len(values) > 1 for _, values in series)
+    before = [Scrape.of(f"{name}, first values", ends[0])] if is_range else []
+    return [*before, Scrape.of(name, ends[1])]
 
 
 def _values(row: dict[str, Any]) -> list[str]:
-    """Values of a vector, a matrix, or an export, in order of time.
-
-    Raises:
-        ValueError: one that is no number; KeyError, IndexError and TypeError without any.
-    """
+    """Values of a vector, a matrix, or an export, in order of time; at least one, all numbers."""
     pairs = [row["value"]] if "value" in row else row["values"]
     values = [str(one[1] if isinstance(one, list) else one) for one in pairs]
     if not values or any(math.isnan(float(value)) for value in values):
@@ -272,13 +243,12 @@ def _values(row: dict[str, Any]) -> list[str]:
     return values
 
 
-def json_documents(text: str) -> list[Any]:
-    """One document, or one a line; empty if the text is neither."""
-    try:
-        return [json.loads(text)]
-    except ValueError:
-        pass
-    try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError:
-        return []
+def json_records(text: str) -> list[Any]:
+    """One document, a list's, or one a line; empty if the text is no JSON."""
+    for documents in ([text], [line for line in text.splitlines() if line.strip()]):
+        try:
+            found = [json.loads(document) for document in documents]
+        except ValueError:
+            continue
+        return found[0] if len(found) == 1 and isinstance(found[0], list) else found
+    return []

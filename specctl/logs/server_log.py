@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from specctl.errors import InputError
 from specctl.logs.sources import Spot
@@ -53,25 +51,38 @@ class ServerLog:
     """
 
     engine: str
+    name: str
     intervals: list[Interval] = field(default_factory=list)
     settings: dict[str, list[str]] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     first_left_out: dict[str, Spot] = field(default_factory=dict)
-    num_plain: int = 0  # lines of the engine about intervals, with or without drafts
-    num_idle: int = 0  # lines about drafts in which none was drafted
+    has_lines: bool = False  # of the engine at work, with or without drafts
     plain: list[tuple[int, float]] = field(default_factory=list)  # running requests, tokens/s
+    _starts: Counter[str] = field(default_factory=Counter)
+    _ran: set[str] = field(default_factory=set)
     _seen: set[tuple[str, ...]] = field(default_factory=set)
 
-    def leave_out(self, spot: Spot, reason: str) -> None:
-        self.left_out[reason] += 1
+    def leave_out(self, spot: Spot, reason: str, lines: int = 1) -> None:
+        self.left_out[reason] += lines
         self.first_left_out.setdefault(reason, spot)
+
+    def start(self, process: str) -> None:
+        """A start line: what the process, or its ranks, print from now on is another run."""
+        for rank in [one for one in self._ran if belongs(one, process)]:
+            self._starts[rank] += 1
+            self._ran.discard(rank)
 
     def add(self, interval: Interval, *identity: str) -> None:
         """Adds an interval, unless the same process printed it at the same time before: loggers
         with two handlers print twice, and files are joined twice."""
+        process = interval.process
+        self._ran.add(process)
+        if starts := self._starts[process]:
+            name = f"{process or 'the server'}, start {starts + 1}"
+            interval = replace(interval, process=name)
         key = (interval.process, interval.time, *identity)
         if interval.time and key in self._seen:
-            self.leave_out(interval.spot, TWICE)
+            self.leave_out(interval.spot, "repeats one of the same process, time and figures")
             return
         self._seen.add(key)
         self.intervals.append(interval)
@@ -81,77 +92,64 @@ class ServerLog:
         if value not in values:
             values.append(value)
 
-    def one(self, name: str) -> str | None:
-        """The value of a setting, None if it is not there or changed."""
-        values = self.settings.get(name, [])
-        return values[0] if len(values) == 1 else None
-
-    def refuse(self, name: str, otherwise: str, hint: str) -> InputError:
+    def nothing(self) -> InputError:
         """The error for a log without any interval that can be used."""
-        if not self.left_out:
-            return InputError(f"{name}: {otherwise}", hint=hint)
-        [(reason, count)] = self.left_out.most_common(1)
-        spot = self.first_left_out[reason]
-        more = f", as {count - 1:,} more" if count > 1 else ""
-        return InputError(f"{spot}: this line {reason}{more}", hint=_FIX.get(reason, _COPY))
+        if self.left_out:
+            [(reason, count)] = self.left_out.most_common(1)
+            more = f", as {count - 1:,} more" if count > 1 else ""
+            spot = self.first_left_out[reason]
+            return InputError(f"{spot}: this line {reason}{more}", hint=_FIX.get(reason, _COPY))
+        engine, (lines, flag, otherwise) = ENGINES[self.engine], _DRAFTS[self.engine]
+        if self.settings.get("speculation") == ["off"]:
+            return InputError(
+                f"{self.name}: this {engine} does not speculate, as its start says",
+                hint=f"start it with {flag}; a log without drafts can stand beside one with drafts",
+            )
+        return InputError(
+            f"{self.name} has no line of {engine} about drafts ({lines})",
+            hint=otherwise
+            if self.settings.get("speculation")
+            else f"either the server does not speculate ({flag}), or {otherwise}",
+        )
 
 
-_COPY = "give the log as the server wrote it"
-TWICE = "repeats one of the same process, time and figures"
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
+_DRAFTS = {
+    "vllm": (
+        "`SpecDecoding metrics: ...`",
+        "--speculative-config",
+        "the lines are hidden (--disable-log-stats) or were left out",
+    ),
+    "sglang": (
+        "`Decode batch, ... accept len: ...`",
+        "--speculative-algorithm",
+        "fewer than --decode-log-interval steps were logged (--log-level info)",
+    ),
+    "llamacpp": (
+        "`draft acceptance = ...`",
+        "--spec-type, -md",
+        "it logs less than -lv 3",
+    ),
+}
+"""Lines about drafts, the option that turns them on, and another reason for their absence."""
 CUT = "is cut off or split: its end is missing"
 CONTRADICTS = "contradicts itself, so it was edited or is of an unknown version"
-_FIX = {CUT: "give the file itself, not lines that were copied, or found by grep in split records"}
-
-
-class Starts:
-    """Counts the starts of processes: a start line after an interval begins another run."""
-
-    def __init__(self) -> None:
-        self._runs: Counter[str] = Counter()
-        self._has_run: set[str] = set()
-
-    def start(self, process: str) -> None:
-        """A start line of a process, or of that whose ranks have longer names."""
-        for name in [one for one in self._has_run if belongs(one, process)]:
-            self._runs[name] += 1
-            self._has_run.discard(name)
-
-    def name(self, process: str) -> str:
-        """The run of a process, when it prints an interval."""
-        self._has_run.add(process)
-        runs = self._runs[process]
-        return f"{process or 'the server'}, start {runs + 1}" if runs else process
+BEFORE_0_9 = (
+    "is of a vLLM before 0.9, which prints neither rounds nor acceptance by position (V0 also "
+    "counts accepted tokens behind a rejected one)"
+)
+NO_DRAFTS = "drafted no token, as n-grams without a match do"
+_COPY = "give the log as the server wrote it"
+_FIX = {
+    CUT: "give the file itself, not lines that were copied, or found by grep in split records",
+    NO_DRAFTS: "give more of the log",
+    BEFORE_0_9: "upgrade to vLLM 0.9 or newer, and import its log",
+}
 
 
 def belongs(rank: str, process: str) -> bool:
     """Whether a process, e.g. `SGLangEngine pid=7 TP0`, is a rank of another."""
     return not process or rank == process or rank.startswith(process + " ")
-
-
-def processes_of(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
-    """Intervals and spans of each process, and whether it began when another had ended."""
-    named: dict[str, list[Interval]] = {}
-    for one in intervals:
-        named.setdefault(one.process, []).append(one)
-    spans = [(own[0].spot, own[-1].spot) for own in named.values()]
-    follows = [False] + [
-        before[1].path == after[0].path and before[1].number < after[0].number
-        for before, after in pairwise(spans)
-    ]
-    return [
-        {
-            "process": name,
-            "num_intervals": len(own),
-            "mean_acceptance_length": sum(one.weight * sum(one.mean) / 2 for one in own)
-            / sum(one.weight for one in own),
-            "first_line": own[0].spot.number,
-            "last_line": own[-1].spot.number,
-            "from": own[0].time,
-            "to": own[-1].time,
-            "follows": after,
-        }
-        for (name, own), after in zip(named.items(), follows, strict=True)
-    ]
 
 
 def rounds_of(

@@ -19,7 +19,6 @@ import re
 from collections.abc import Callable, Sequence
 from math import ceil, floor
 
-from specctl.errors import InputError
 from specctl.logs.server_log import (
     CONTRADICTS,
     CUT,
@@ -27,7 +26,6 @@ from specctl.logs.server_log import (
     NUMBER,
     Interval,
     ServerLog,
-    Starts,
     belongs,
 )
 from specctl.logs.wrappers import Line, is_cut
@@ -56,14 +54,13 @@ _DEPTHS: dict[str, Callable[[float, float], float]] = {
 class SglangLog:
     """Reads SGLang's lines, one after another."""
 
-    def __init__(self) -> None:
-        self.log = ServerLog("sglang")
-        self._starts = Starts()
+    def __init__(self, name: str) -> None:
+        self.log = ServerLog("sglang", name)
         self._arguments: dict[str, dict[str, str]] = {}
 
     def take(self, line: Line) -> bool:
         if line.mark == "server_args":
-            self._starts.start(line.process)
+            self.log.start(line.process)
             arguments = dict(_ARGUMENT.findall(line.text))
             self._arguments[line.process] = arguments
             algorithm = arguments.get("speculative_algorithm")
@@ -79,7 +76,7 @@ class SglangLog:
 
     def _interval(self, line: Line) -> None:
         log, text = self.log, line.text
-        log.num_plain += 1
+        log.has_lines = True
         found = (p.search(text) for p in (_RUNNING, _LENGTH, _RATE, _SPEED))
         running, length, rate, speed = found
         if running and speed and "accept" not in text:
@@ -96,10 +93,10 @@ class SglangLog:
             log.leave_out(line.spot, "lacks #running-req or an accept len of at least 1")
             return
         drafts, depth = self._drafts(line)
-        mean, process = float(length[1]), self._starts.name(line.process)
+        mean = float(length[1])
         interval = Interval(
             line.spot,
-            process,
+            line.process,
             line.time,
             (max(mean - MEAN_ERROR, 1.0), mean + MEAN_ERROR),
             max(int(running[1]), 1),
@@ -128,20 +125,6 @@ class SglangLog:
         depth = int(tokens) - 1 if tokens.isdecimal() and int(tokens) > 1 else None
         return ("chain" if topk == "1" else ""), depth
 
-    def nothing(self, name: str) -> InputError:
-        """The error for a log without intervals."""
-        log = self.log
-        state = log.one("speculation")
-        lines = f"{log.num_plain:,} lines `Decode batch` of SGLang, and none with `accept len`"
-        hint = "start it with --speculative-algorithm; a log without drafts can stand beside one "
-        hint += "with drafts, to compare"
-        if state == "off":
-            lines = "this SGLang does not speculate: its server_args say speculative_algorithm=None"
-        elif not log.num_plain:
-            lines = "a start of SGLang and no line `Decode batch`"
-            hint = "log at --log-level info for more than --decode-log-interval steps"
-        return log.refuse(name, lines, hint)
-
 
 def chain_lengths(intervals: Sequence[Interval]) -> dict[str, list[int]]:
     """Chain lengths that fit all means and rates, by release of SGLang; releases without one
@@ -168,32 +151,27 @@ def _fitting(one: Interval, release: str) -> range:
 def stated_length(intervals: Sequence[Interval]) -> tuple[int | None, str]:
     """The draft length that means and rates leave, or None and why it is not known."""
     fitting = chain_lengths(intervals)
-    rated = [one for one in intervals if one.rate is not None]
-    if not rated:
-        return None, f"the lines have no accept rate: {_KEEP}"
-    if not fitting:
-        return None, f"mean and rate fit no chain, so these may be trees: {_KEEP}"
-    if [*fitting] == [BEFORE_OCTOBER]:
-        lengths = _or(fitting[BEFORE_OCTOBER])
-        why = "the accept rates" + (", above 1," if any(_is_above_1(one) for one in rated) else "")
-        return (
-            None,
-            f"{why} are of an SGLang older than October 2025, with {lengths} steps: {_KEEP}",
-        )
-    if any(len(depths) > 4 for depths in fitting.values()):
-        return None, f"means and rates leave many draft lengths: {_KEEP}"
-    if [len(depths) for depths in fitting.values()] == [1]:
+    if all(one.rate is None for one in intervals):
+        why = "the lines have no accept rate"
+    elif not fitting:
+        why = "mean and rate fit no chain, so these may be trees"
+    elif any(len(depths) > 4 for depths in fitting.values()):
+        why = "means and rates leave many draft lengths"
+    elif [*fitting] != [BEFORE_OCTOBER] and [len(found) for found in fitting.values()] == [1]:
         return next(iter(fitting.values()))[0], ""
-    told = "; ".join(f"{_or(depths)} if {name}" for name, depths in reversed(fitting.items()))
-    return None, f"the draft length is {told}: {_KEEP}"
+    else:
+        lengths = [
+            f"{' or '.join(map(str, depths))} if {name}"
+            for name, depths in reversed(fitting.items())
+        ]
+        above = (
+            "an accept rate above 1 is of an SGLang older than October 2025; "
+            if any(map(_is_above_1, intervals))
+            else ""
+        )
+        why = f"{above}the draft length is {'; '.join(lengths)}"
+    return None, f"{why}: keep the log's line of server_args, which says the draft length"
 
 
 def _is_above_1(one: Interval) -> bool:
     return one.rate is not None and one.rate > 1 + MEAN_ERROR
-
-
-def _or(lengths: Sequence[int]) -> str:
-    return " or ".join(map(str, lengths))
-
-
-_KEEP = "keep the log's line of server_args, which says the draft length"

@@ -7,7 +7,7 @@ from typing import Any
 
 from specctl.formatting import Table, count, listed
 from specctl.logs.advice import gain_words, mean_of, shown_range
-from specctl.logs.importing import ENGINES, SINCE_START
+from specctl.logs.server_log import ENGINES
 
 
 def describe_summary(
@@ -21,11 +21,10 @@ def describe_summary(
     parts: list[Any] = []
     for name, figures in summary.get("models", {"": summary}).items():
         parts += [_read_words(summary, name, figures), _acceptance(figures)]
-        *found, worth, unknown = figures["meaning"]
-        parts += found[1:] if figures["fixed_length_sweep"] else found
+        *said, unknown = figures["meaning"]
+        parts += said
         if figures["best_lengths"]:
             parts.append(_what_to_do(figures))
-        parts.append(worth)
         if figures["schedule"]:
             most = figures["best_lengths"][-1]["batch_size"]
             parts += settings(summary["engine"], figures["schedule"], most)
@@ -57,7 +56,7 @@ def _read_words(summary: dict[str, Any], name: str, figures: dict[str, Any]) -> 
         for noun in ("request", "interval", "round")
         if figures.get(f"num_{noun}s")
     ]
-    amounts.append(figures["counted"] if figures.get("counted") == SINCE_START else "")
+    amounts.append(figures.get("counted", ""))
     span = f"{figures['from']} to {figures['to']}" if figures.get("from") else ""
     source = summary.get("source", "")
     source = figures.get("source", source)

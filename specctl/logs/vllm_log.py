@@ -20,16 +20,16 @@ from __future__ import annotations
 
 import re
 
-from specctl.errors import InputError
 from specctl.logs.server_log import (
+    BEFORE_0_9,
     CONTRADICTS,
     CUT,
     MEAN_ERROR,
+    NO_DRAFTS,
     NUMBER,
     RATE_ERROR,
     Interval,
     ServerLog,
-    Starts,
     rounds_of,
 )
 from specctl.logs.wrappers import Line, is_cut
@@ -47,18 +47,13 @@ _SPECULATIVE = re.compile(
 )
 _SETTING = re.compile(r"'?(method|num_spec_tokens|num_speculative_tokens)'?[=:] ?'?([\w./\-]+)'?")
 _REPEATED = re.compile(r"\[repeated (\d+)x across cluster\]")
-BEFORE_0_9 = (
-    "is of a vLLM before 0.9, which prints neither rounds nor acceptance by position (V0 also "
-    "counts accepted tokens behind a rejected one)"
-)
 
 
 class VllmLog:
     """Reads vLLM's lines, one after another."""
 
-    def __init__(self) -> None:
-        self.log = ServerLog("vllm")
-        self._starts = Starts()
+    def __init__(self, name: str) -> None:
+        self.log = ServerLog("vllm", name)
         self._running: dict[str, tuple[int, float]] = {}
         self._engine: dict[str, str] = {}  # `Engine 000:`, which stands in the line of throughput
 
@@ -67,7 +62,7 @@ class VllmLog:
         if mark == "SpecDecoding metrics:":
             self._interval(line)
         elif mark == "Avg prompt throughput:":
-            self.log.num_plain += 1
+            self.log.has_lines = True
             self._engine[line.process] = line.before.strip()[-11:]
             if load := _LOAD.search(line.text):
                 self._running[line.process] = int(load[2]), float(load[1])
@@ -77,7 +72,7 @@ class VllmLog:
         elif mark == "DiffusionDecoding metrics:":
             self.log.leave_out(line.spot, "is of a diffusion model, which drafts nothing")
         elif mark.startswith(("vLLM API", "Initializing")):
-            self._starts.start(line.process)
+            self.log.start(line.process)
             if version := _VERSION.match(line.text):
                 self.log.set("version", version[1].rstrip("."))
             self._settings(line.text)
@@ -103,7 +98,7 @@ class VllmLog:
         log, text = self.log, line.text
         mean, tokens, rates = _MEAN.search(text), _TOKENS.search(text), _RATES.search(text)
         if tokens is not None and int(tokens[2]) == 0:  # its rates are nan
-            log.num_idle += 1
+            log.leave_out(line.spot, NO_DRAFTS)
             return
         if tokens and rates is None and text.lstrip().startswith("Draft acceptance rate"):
             log.leave_out(line.spot, BEFORE_0_9)
@@ -129,7 +124,7 @@ class VllmLog:
         log.add(
             Interval(
                 line.spot,
-                self._starts.name(line.process),
+                line.process,
                 line.time,
                 (1 + accepted / num_rounds - MEAN_ERROR, 1 + accepted / num_rounds + MEAN_ERROR),
                 num_rounds,
@@ -147,31 +142,5 @@ class VllmLog:
             self._engine.get(line.process, ""),
         )
         if repeated := _REPEATED.search(text):
-            for _ in range(int(repeated[1])):
-                log.leave_out(
-                    line.spot, "was printed by other processes too, and Ray left those out"
-                )
-
-    def nothing(self, name: str) -> InputError:
-        """The error for a log without intervals."""
-        log, lines = self.log, f"{self.log.num_plain:,} lines of throughput"
-        state = log.one("speculation")
-        if log.num_idle and not log.left_out:
-            what = f"{log.num_idle:,} lines `SpecDecoding metrics`, and all drafted 0 tokens"
-            hint = "the drafter proposed nothing, as n-grams without a match do"
-        elif state == "off":
-            what = "this vLLM does not speculate: its start says speculative_config=None"
-            hint = "start it with --speculative-config; a log without drafts can stand beside one "
-            hint += "with drafts, to compare"
-        elif state == "on":
-            what = f"this vLLM speculates, and {lines} but none of drafts is there"
-            hint = "give more of the log, of a time with requests; --disable-log-stats hides them"
-        else:
-            what = f"{lines} of vLLM, and none of drafts (`SpecDecoding metrics: ...`)"
-            hint = "either the server does not speculate, or those lines were left out; its first "
-            hint += "lines say speculative_config=..."
-        if log.left_out and next(iter(log.left_out)) == BEFORE_0_9:
-            hint = "upgrade to vLLM 0.9 or newer, and import its log"
-            spot = log.first_left_out[BEFORE_0_9]
-            return InputError(f"{spot}: this line {BEFORE_0_9}", hint=hint)
-        return log.refuse(name, what, hint)
+            reason = "was printed by other processes too, and Ray left those out"
+            log.leave_out(line.spot, reason, int(repeated[1]))
