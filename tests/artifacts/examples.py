@@ -32,6 +32,7 @@ from specctl.policy import (
     StaticTree,
     StepCost,
     SurvivalBudget,
+    TopProbability,
 )
 from specctl.records import canonical_json
 from tests.policy.scorers import SCORED
@@ -100,6 +101,7 @@ POLICIES = {
     "stop": Policy(
         shape=SignalStop(signal="entropy", threshold=0.7), budget=SurvivalBudget(max_tokens=9)
     ),
+    "p_min": Policy(shape=TopProbability(threshold=0.4, window=5, min_draft_tokens=2)),
     "ddd": Policy(
         shape=DynamicDepth(), budget=SurvivalBudget(costs=COSTS, calibration=CALIBRATION)
     ),
