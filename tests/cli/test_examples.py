@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.command import COST, specctl, write_artifact, write_lines
 from tests.cli.helps import VERBS, examples_of
+from tests.logs.import_cases import COUNTERS, scrape, vllm_figures, vllm_load, vllm_log
 
 NOT_RUN = {
     "collect embedded -o traces --dense --depth 5 --children 4 --limit 24": "minutes",
@@ -23,7 +24,7 @@ NOT_RUN = {
     "fit adasd questions.jsonl -o adasd --target TARGET --drafter HEAD": "minutes: 114 questions",
     "profile --from engine-traces -o cost_model.json": "an engine's traces",
     "collect prompts.jsonl -o traces --target TARGET --drafter HEAD --workers 8": "eight CPUs",
-    "import http://localhost:8000/metrics": "a server",
+    "import http://localhost:8000/metrics --watch 60": "a server",
     "registry init --registry s3://bucket/policies": "a bucket",
     "drift traces --policy eagle2": "traffic of over 200 prompts",
     "drift traces --policy NAME@prod --reference march --metrics drift.prom": "traffic of a month",
@@ -39,12 +40,6 @@ MORE = {
     "fit c2t": ("--epochs", "4", "--min-steps", "100"),
 }
 """Behind an example, to be quick."""
-LOG = (
-    "INFO 11-25 07:00:05 [metrics.py:100] SpecDecoding metrics: Mean acceptance length: 2.20, "
-    "Accepted throughput: 12.00 tokens/s, Drafted throughput: 30.00 tokens/s, Accepted: 120 "
-    "tokens, Drafted: 300 tokens, Per-position acceptance rate: 0.600, 0.400, 0.200, Avg Draft "
-    "acceptance rate: 40.0%"
-)
 
 
 def ready(*words: object) -> None:
@@ -61,7 +56,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dense = ("--dense", "--depth", 5, "--children", 4, "--limit", 48)
     ready("collect", "embedded", "-o", folder / "traces", *dense, *quick)
     (folder / "cost_model.json").write_text(json.dumps(COST))
-    write_lines(folder / "vllm.log", LOG)
+    write_lines(folder / "vllm.log", *vllm_log())
+    write_lines(folder / "k3.log", *vllm_log())
+    write_lines(folder / "k5.log", vllm_load(), vllm_figures((3, 5, 0, 1, 2, 4), 5))
+    (folder / "before.prom").write_text(scrape())
+    later = (f"{line.rpartition(' ')[0]} {2 * float(line.split()[-1])}" for line in COUNTERS)
+    (folder / "after.prom").write_text(scrape(*later))
     lines = (json.dumps({"prompt_id": f"p{n}", "turns": [f"What is {n} + 3?"]}) for n in range(2))
     write_lines(folder / "prompts.jsonl", *lines)
     write_lines(folder / "prompts.txt", "How much is 2 + 3?")
