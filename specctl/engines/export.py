@@ -72,9 +72,6 @@ def check_load(engine: Engine, option: str, batch_size: int | None) -> None:
 
 # --------------------------------------------------------------------------- sources
 
-NOTHING_FASTER = "Drafting does not pay here: `specctl tune` found nothing beyond chance."
-"""The reason for an artifact of plain decoding; `tune.json` has a longer one."""
-
 
 @dataclass(frozen=True)
 class Source:
@@ -154,8 +151,8 @@ def _tuned(named: NamedPolicy) -> tuple[MeanRound | None, str | None]:
             levels = evidence.metrics["held_out_levels_per_call"].value
             tokens = evidence.metrics["held_out_verified_per_call"].value
             mean = None if levels is None or tokens is None else MeanRound(levels, tokens)
-            is_plain = isinstance(named.policy.shape, RootOnly)
-            return mean, NOTHING_FASTER if is_plain else None
+            reason = "Drafting does not pay here: `specctl tune` found nothing beyond chance."
+            return mean, reason if isinstance(named.policy.shape, RootOnly) else None
     return None, None
 
 
@@ -207,12 +204,12 @@ def drafter_of(
         )
     if method is None and len(kinds) > 1 and name != target:
         raise UsageError(
-            f"drafter {name} is a whole model with MTP layers, which may draft in two ways",
-            hint=f"give --method {' or '.join(kinds)}; with mtp the model drafts for itself",
+            f"drafter {name} can draft as {' or as '.join(WORDS[one] for one in kinds)}, by its "
+            "files",
+            hint=f"give --method {' or '.join(kinds)}",
         )
-    kind = kinds[-1] if method is None else kinds[kinds.index(method)]
-    size = block_size(folder, kind)
-    return EngineDrafter(model=shown, method=kind, block_size=size)
+    kind = method or kinds[-1]
+    return EngineDrafter(model=shown, method=kind, block_size=block_size(folder, kind))
 
 
 # --------------------------------------------------------------------------- the verdict
@@ -264,10 +261,8 @@ class Judged:
         """Raises `EngineError` with the first loss."""
         fix = "write the nearest policy with --nearest, or serve another engine"
         if self.chosen is None:
-            fix = (
-                f"search what it runs with `specctl tune --for {self.engine.name}`, or give --log "
-            )
-            fix += "TRACES, which have the size of the nearest policy"
+            fix = f"search what it runs with `specctl tune --for {self.engine.name}`, or give "
+            fix += "--log TRACES, which have the size of the nearest policy"
         raise EngineError(
             f"export of {self.source.named.label}: {self.engine.title} does not run "
             f"{self.losses[0]}",
@@ -292,8 +287,14 @@ def judge(
     Raises:
         UsageError: a budget shared by a batch, without a batch to simulate.
     """
-    losses = engine.losses(source.policy)
-    mean = mean_round(traces, source.policy) if traces is not None and losses else source.mean
+    losses, mean = engine.losses(source.policy), source.mean
+    if traces is not None and losses:
+        from specctl.logs.tree_log import DenseLog
+        from specctl.replay.rounds import replay
+
+        shape = Policy(shape=source.policy.shape)
+        [run] = replay(DenseLog.open(traces), [shape], with_bounds=False)
+        mean = MeanRound(float(run.outcomes.levels.mean()), float(run.outcomes.verified.mean()))
     chosen = engine.nearest_to(source.policy, mean) if losses else source.policy
     if chosen is None:
         return Judged(engine, source, losses, None, "", None)
@@ -320,16 +321,6 @@ def judge(
             config = config.model_copy(update={"batch_size": batch_size, "engine": batching})
         figures = replay_traces(traces, config, named=strict)
     return Judged(engine, source, losses, chosen, label, figures)
-
-
-def mean_round(traces: TraceSet, policy: Policy) -> MeanRound:
-    """The mean round of a policy's shape on dense traces, one request at a time."""
-    from specctl.logs.tree_log import DenseLog
-    from specctl.replay.rounds import replay
-
-    [run] = replay(DenseLog.open(traces), [Policy(shape=policy.shape)], with_bounds=False)
-    outcomes = run.outcomes
-    return MeanRound(float(outcomes.levels.mean()), float(outcomes.verified.mean()))
 
 
 def synthetic_rates(traces: TraceSet, policy: Policy, engine: Engine) -> tuple[float, ...]:

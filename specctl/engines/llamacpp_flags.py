@@ -21,7 +21,6 @@ from specctl.engines.engine import (
     fixed_shape,
     made,
     parsed,
-    refused,
 )
 from specctl.errors import EngineError
 from specctl.policy import (
@@ -41,14 +40,6 @@ from specctl.runtime.checkpoints import Kind
 
 FILE, GGUF = "llama-server.json", ".gguf"
 CHECKED_BUILD = 11549
-RENAMED = {
-    "--draft": "--spec-draft-n-max",
-    "--draft-n": "--spec-draft-n-max",
-    "--draft-max": "--spec-draft-n-max",
-    "--draft-min": "--spec-draft-n-min",
-    "--draft-n-min": "--spec-draft-n-min",
-}
-"""Flags that llama.cpp removed in April 2026 (#22397), and their names since."""
 TYPES: dict[Kind, str] = {
     "eagle3": "draft-eagle3",
     "dflash": "draft-dflash",
@@ -212,15 +203,7 @@ def _write(model: str, weights: GgufWeights, target: str | None, path: Path) -> 
 
 
 def read_file(text: str) -> LlamaServer:
-    """The flags of a file; `EngineError` names flags that llama.cpp has renamed."""
-    try:
-        names = json.loads(text)
-    except ValueError:
-        names = ()
-    for name in names if isinstance(names, dict) else ():
-        flag = "--" + name.replace("_", "-")
-        if flag in RENAMED:
-            raise refused(FILE, f"llama.cpp calls {flag} {RENAMED[flag]} since April 2026")
+    """The flags of a file."""
     return parsed(LlamaServer, text, FILE)
 
 

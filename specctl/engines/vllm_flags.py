@@ -80,7 +80,7 @@ class VllmConfig(Record):
     ) = None
     # `probabilistic` samples drafts and verifies them by p/q; vLLM's default is greedy.
     draft_sample_method: Literal["greedy", "probabilistic"] | None = None
-    rejection_sample_method: Literal["standard", "synthetic", "block"] | None = None
+    rejection_sample_method: Literal["standard", "synthetic"] | None = None
     synthetic_acceptance_rates: tuple[Probability, ...] | None = None
 
     @model_validator(mode="after")
@@ -235,6 +235,8 @@ def read(files: Mapping[str, str]) -> Policy:
                 )
             text = json.dumps({k: v for k, v in given.items() if k not in PASSED_OVER})
     config = parsed(VllmConfig, text, what)
+    if config.rejection_sample_method == "synthetic":
+        raise refused(what, "rejection_sample_method synthetic makes acceptances up")
     triples = config.num_speculative_tokens_per_batch_size
     shape: Shape = Chain(num_draft_tokens=config.num_speculative_tokens)
     if triples is not None:

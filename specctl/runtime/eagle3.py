@@ -253,8 +253,14 @@ class _HeadFile:
     def state(self, config: Eagle3Config, target_lm_head: Tensor | None) -> dict[str, Tensor]:
         """The head's parameters, after checks of names and shapes."""
         parts, tensors = parameter_parts(config), dict(self.tensors)
-        if target_lm_head is not None:
-            tensors.setdefault("lm_head.weight", target_lm_head)
+        if "lm_head.weight" not in tensors:
+            if target_lm_head is None:
+                raise self.facts.refuse(
+                    "shares its target's output layer, which is not supported here",
+                    "save the target's lm_head.weight beside the head's tensors",
+                    CheckpointKeyError,
+                )
+            tensors["lm_head.weight"] = target_lm_head
         shapes = {name: shape for part in parts.values() for name, shape in part.items()}
         maps = {"embed_tokens.weight", "d2t", "t2d"}
         wrong = {

@@ -7,7 +7,8 @@ Two of their facts are read in two ways, and `Readings` then has both:
 - *The fused layers.* Without a list all take the inputs of layers 2, n // 2 and n - 3. SpecForge
   (`algorithms/model_providers.py`) and ModelOpt (`plugins/hf_eagle.py`) list layers whose *output*
   is fused; so does SGLang 0.5.23 read `eagle_config` (`models/llama.py`), the only place that it
-  knows. speculators lists *inputs*; so does vLLM 0.32 read every list (`models/interfaces.py`).
+  knows. speculators lists *inputs*; so does vLLM 0.32 read every list, that at the top first
+  (`v1/worker/gpu_model_runner.py`).
 - *norm_before_residual* in speculators' layout: if it is absent, vLLM takes true
   (`configs/speculators/algos.py`), and speculators itself false (`models/eagle3/config.py`). In
   the flat layout an absent key is false everywhere.
@@ -16,7 +17,6 @@ Two of their facts are read in two ways, and `Readings` then has both:
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,14 +32,6 @@ LIST = "eagle_aux_hidden_state_layer_ids"
 AGAIN = "download the head again"
 INSTEAD = "use a bfloat16 head of one Llama layer here, or serve this one: export knows it"
 Layers = tuple[int, ...]
-_MAKERS = (
-    ("AngelSlim", r"^Eagle3"),
-    ("NeMo Automodel", r"Eagle3DraftModel$"),
-    ("SpecForge", r"Eagle3$"),
-    ("SafeAILab's EAGLE", r"ForCausalLM$"),
-)
-"""Makers of the flat layout, by their name of the architecture."""
-_OF_MODELOPT = {"next_layer_regular", "use_last_layernorm", "parallel_draft_step"}
 _FLAGS = ("norm_before_fc", "fc_norm", "use_aux_norm", "norm_output")
 """Switches of EAGLE-3.1, which change the arithmetic."""
 _BIASES = ("bias", "attention_bias", "mlp_bias")
@@ -78,7 +70,8 @@ class HeadFacts:
         self.is_nested = bool(nested)
         self.flat: dict[str, Any] = {**self.raw, **nested}
         self.eagle: dict[str, Any] = self.raw.get("eagle_config") or {}
-        self.notes = [f"an EAGLE-3 head in the layout of {self._maker()}"]
+        layout = "speculators'" if nested else "the flat"
+        self.notes = [f"an EAGLE-3 head in {layout} layout"]
 
     def readings(self, num_fused: int, draft_vocab_size: int) -> tuple[Reading, ...]:
         """The ways to read the head; the first is that of its makers.
@@ -176,14 +169,6 @@ class HeadFacts:
         self.notes.append(f"config.json has {found}")
         log.warning("EAGLE-3 head %s: config.json has %s; %s", self.folder, found, advice)
 
-    def _maker(self) -> str:
-        if self.is_nested or "speculators_model_type" in self.raw:
-            return "speculators"
-        if _OF_MODELOPT & self.eagle.keys():
-            return "ModelOpt"
-        names = " ".join(self.raw.get("architectures") or [])
-        return next((maker for maker, mark in _MAKERS if re.search(mark, names)), "no known maker")
-
     def _sizes(self) -> dict[str, Any]:
         flat = self.flat
         hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
@@ -264,7 +249,7 @@ class HeadFacts:
         """The fused layers, by their inputs, in every way in which the list is read."""
         top, inner = self.flat.get(LIST), self.eagle.get(LIST)
         for name in (one for one in self.flat if one != LIST and one.endswith("layer_ids")):
-            self._warn(f"{name}, which no engine reads for EAGLE-3", f"list them under {LIST}")
+            self._warn(f"{name}, which is not read", f"list the layers under {LIST}")
         for found in (top or [], inner or []):
             if not (isinstance(found, list) and all(type(one) is int for one in found)):
                 raise self.refuse(f"has {LIST} {found!r}, no list of layer numbers")

@@ -66,46 +66,32 @@ class Eagle3Head(nn.Module):
         super().__init__()
         self.config = config
         width, dim = config.hidden_size, config.head_dim
-        self.q_size, self.kv_size = (
-            config.num_attention_heads * dim,
-            config.num_key_value_heads * dim,
-        )
+        q_size, kv_size = config.num_attention_heads * dim, config.num_key_value_heads * dim
         self.embedding = nn.Parameter(embedding, requires_grad=False)
         self.fc = nn.Linear(len(config.aux_layers) * config.target_hidden_size, width, bias=False)
         self.input_layernorm = nn.Parameter(torch.ones(width))
         self.hidden_norm = nn.Parameter(torch.ones(width))
-        self.qkv = nn.Linear(2 * width, self.q_size + 2 * self.kv_size, bias=False)
-        self.o_proj = nn.Linear(self.q_size, width, bias=False)
+        self.qkv = nn.Linear(2 * width, q_size + 2 * kv_size, bias=False)
+        self.o_proj = nn.Linear(q_size, width, bias=False)
         self.post_attention_layernorm = nn.Parameter(torch.ones(width))
         self.gate_up = nn.Linear(width, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, width, bias=False)
         self.norm = nn.Parameter(torch.ones(width))
         self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
-        self.register_buffer("cos", None, persistent=False)
-        self.register_buffer("sin", None, persistent=False)
-        self.cover_positions(num_positions)
+        names = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
+        shape = {name: getattr(config, name) for name in names}
+        rotary = LlamaRotaryEmbedding(
+            LlamaConfig(**shape, rope_parameters=dict(config.rope_parameters))
+        )
+        with torch.no_grad():
+            cos, sin = rotary(torch.empty(0), torch.arange(num_positions)[None])
+        # The sign of rotate-half is folded into the sine.
+        sin = torch.cat([-sin[..., : dim // 2], sin[..., dim // 2 :]], -1)
+        self.register_buffer("cos", cos[0], persistent=False)
+        self.register_buffer("sin", sin[0], persistent=False)
         draft_ids = torch.arange(config.draft_vocab_size)
         self.register_buffer("d2t", torch.zeros_like(draft_ids))
         self.register_buffer("target_ids", draft_ids, persistent=False)
-
-    @torch.no_grad()
-    def cover_positions(self, num_positions: int) -> None:
-        """Rebuilds the rotary table for positions 0 .. num_positions - 1."""
-        config, like = self.config, self.norm
-        rotary = LlamaRotaryEmbedding(
-            LlamaConfig(
-                hidden_size=config.hidden_size,
-                num_attention_heads=config.num_attention_heads,
-                head_dim=config.head_dim,
-                max_position_embeddings=config.max_position_embeddings,
-                rope_parameters=dict(config.rope_parameters),
-            )
-        )
-        cos, sin = rotary(torch.empty(0), torch.arange(num_positions)[None])
-        # The sign of rotate-half is folded into the sine.
-        half = self.config.head_dim // 2
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
-        self.cos, self.sin = (table[0].to(like.device, like.dtype) for table in (cos, sin))
 
     def set_vocabulary(self, d2t: Tensor) -> None:
         """Sets the draft vocabulary: draft id i is target id `i + d2t[i]`."""

@@ -60,10 +60,7 @@ def check_dtype(word: str) -> None:
 def check_model(name: str) -> None:
     """Rejects a name that is no part of the embedded pair (UsageError), or no folder, GGUF file or
     hub id (ModelError)."""
-    kind, _, part = name.partition(":")
-    if kind == "embedded":
-        embedded_path(part or "target")
-    elif not (Path(name).is_dir() or is_gguf(Path(name)) or _HUB_ID.fullmatch(name)):
+    if _here(name, "target") is None and not _HUB_ID.fullmatch(name):
         raise ModelError(
             f"model {name!r} is {'a file' if Path(name).is_file() else 'no folder here'}, no "
             "GGUF file (NAME.gguf), no hub id (owner/name) and not embedded",
@@ -71,15 +68,21 @@ def check_model(name: str) -> None:
         )
 
 
+def _here(name: str, embedded_default: str) -> Path | None:
+    """A folder or GGUF file, given by its path or as part of the embedded pair."""
+    kind, _, part = name.partition(":")
+    if kind == "embedded":
+        return embedded_path(part or embedded_default)
+    return Path(name) if Path(name).is_dir() or is_gguf(Path(name)) else None
+
+
 def local_folder(name: str, *, embedded_default: str) -> Path | None:
     """A model's folder or GGUF file on this machine, without the network; None if it is not here.
 
     Of a hub id that is in the cache, weights may be missing.
     """
-    if name == "embedded" or name.startswith("embedded:"):
-        return embedded_path(name.partition(":")[2] or embedded_default)
-    if Path(name).is_dir() or is_gguf(Path(name)):
-        return Path(name)
+    if here := _here(name, embedded_default):
+        return here
     from huggingface_hub import try_to_load_from_cache
 
     config = None
@@ -98,10 +101,8 @@ def model_folder(
         revision: of a hub id, by default the newest. cache: download folder, by default the hub's.
     """
     check_model(name)
-    if name.partition(":")[0] == "embedded" or Path(name).is_dir() or is_gguf(Path(name)):
-        found = local_folder(name, embedded_default=embedded_default)
-        assert found is not None
-        return found
+    if here := _here(name, embedded_default):
+        return here
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]

@@ -24,7 +24,7 @@ from specctl.errors import (
 )
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
-from specctl.runtime.checkpoints import WORDS, Kind, kind_of
+from specctl.runtime.checkpoints import WORDS, kind_of
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
 from specctl.runtime.eagle3 import load_eagle3
 from specctl.runtime.gguf import check_loads, is_gguf, read_fields
@@ -123,8 +123,8 @@ def load_pair(
     return Pair(loaded, found, drafter, digest, folder, notes)
 
 
-def _check_runs(folder: Path) -> Kind:
-    """The kind of a drafter; `ModelConfigError` for one that only engines run."""
+def _check_runs(folder: Path) -> None:
+    """Rejects a drafter that only engines run (ModelConfigError)."""
     kind = kind_of(folder)
     if kind == "eagle3" and is_gguf(folder):
         raise ModelConfigError(
@@ -139,7 +139,6 @@ def _check_runs(folder: Path) -> Kind:
             f"{shlex.quote(str(folder))}`"
             " writes the flags, and `specctl import` reads that server's log",
         )
-    return kind
 
 
 def load_target(name: str, devices: Devices, dtype: torch.dtype) -> Target:
@@ -171,7 +170,7 @@ def load_drafter(
 
     Of a head that is read in two ways, the one that predicts its target better is taken.
     """
-    if _check_runs(folder) == "eagle3":
+    if kind_of(folder) == "eagle3":
         model: Any = target.model.model
         output = model.get_output_embeddings()
         loaded = load_eagle3(

@@ -236,6 +236,8 @@ def test_keys_that_leave_the_policy_are_passed_over_by_name(
         ({"prompt_lookup_max": 4}, "prompt_lookup_max of vLLM changes what is drafted or accepted"),
         ({"synthetic_acceptance_length": 2.0}, "synthetic_acceptance_length of vLLM"),
         ({"enable_adaptive_verification": True}, "remove it"),
+        ({"rejection_sample_method": "block"}, "rejection_sample_method"),
+        ({"rejection_sample_method": "synthetic"}, "synthetic makes acceptances up"),
         ({"no_such_key": 1}, "no_such_key"),
     ],
 )

@@ -201,7 +201,7 @@ def test_flags_that_llamacpp_would_refuse_or_misread(case: str) -> None:
 def test_files_of_llamacpp_that_cannot_be_shown(tmp_path: Path) -> None:
     file = tmp_path / LLAMACPP_FILE
     for content, says in (
-        (b'{"draft_max": 3}', "llama.cpp calls --draft-max --spec-draft-n-max since April 2026"),
+        (b'{"draft_max": 3}', "llama-server.json: draft_max"),
         (b"\xff", "which is not UTF-8"),
     ):
         file.write_bytes(content)

@@ -20,7 +20,7 @@ from specctl.collect.dense.collection import collect_dense
 from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, Serving
 from specctl.engines.gguf_files import check_pair, write_model
-from specctl.engines.llamacpp_flags import FILE, LLAMACPP, RENAMED, LlamaServer, read_file
+from specctl.engines.llamacpp_flags import FILE, LLAMACPP, LlamaServer, read_file
 from specctl.engines.llamacpp_server import Answer, OwnServer
 from specctl.errors import EngineError, ModelConfigError, ModelError
 from specctl.logs.importing import import_files
@@ -258,15 +258,10 @@ def test_llama_server_s_parser_takes_the_flags() -> None:
                 "synth_rates": list(of.spec_synth_rates or ()),
             }
         )
-    for removed, flag in RENAMED.items():
-        lines += [["--model", "t.gguf", name, "2"] for name in (removed, flag)]
     child = [sys.executable, "-c", PARSE]
     run = subprocess.run(child, input=json.dumps(lines).encode(), capture_output=True, check=True)
     found = [json.loads(line) for line in run.stdout.splitlines() if line[:1] in b"{n"]
-    assert found[: len(expected)] == expected
-    renamed = found[len(expected) :]
-    assert [one is None for one in renamed] == [True, False] * len(RENAMED)
-    assert all(flag.encode() in run.stderr for flag in RENAMED.values())
+    assert found == expected
 
 
 def test_files_of_another_pair_are_refused(ground: Ground, tmp_path: Path) -> None:

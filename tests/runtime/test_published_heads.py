@@ -16,7 +16,6 @@ from specctl.runtime.eagle3 import LoadedHead, load_eagle3
 from tests.runtime.heads import (
     DRAFT_VOCAB,
     EMBEDDING,
-    LLAMA,
     OFFICIAL,
     SPECULATORS,
     TARGET,
@@ -269,139 +268,98 @@ def minus(*names: str) -> Tensors:
     return {name: tensor for name, tensor in make_tensors().items() if name not in names}
 
 
-REFUSED: dict[str, tuple[Config, Tensors, str]] = {
-    # another arithmetic, by the key
-    "EAGLE-3.1": (OFFICIAL | {"fc_norm": True}, make_tensors(), "fc_norm true"),
-    "SGLang's older name": (OFFICIAL | {"use_aux_norm": True}, make_tensors(), "use_aux_norm true"),
-    "normed outputs": (nested(norm_output=True), make_tensors(), "norm_output true"),
-    "gpt-oss": (nested(norm_before_fc=True), make_tensors(), "norm_before_fc true"),
-    "nested": (BARE | {"eagle_config": {"norm_before_fc": True}}, make_tensors(), "norm_before_fc"),
-    "no aux": (
-        BARE | {"eagle_config": {"use_aux_hidden_state": False}},
-        minus("fc.weight"),
-        "use_aux_hidden_state false: it reads the last hidden state alone",
-    ),
-    "gelu": (OFFICIAL | {"hidden_act": "gelu"}, make_tensors(), "hidden_act gelu"),
-    "a window": (
-        OFFICIAL | {"sliding_window": 16, "layer_types": ["sliding_attention"]},
-        make_tensors(),
-        "last 16 positions alone",
-    ),
-    "Qwen's window": (
-        OFFICIAL | {"sliding_window": 16, "use_sliding_window": True},
-        make_tensors(),
-        "last 16 positions alone",
-    ),
-    "half a rotation": (
-        OFFICIAL | {"partial_rotary_factor": 0.5},
-        make_tensors(),
-        "partial_rotary_factor 0.5",
-    ),
-    # by the tensor
-    "fp8": (
-        OFFICIAL | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}},
-        plus("midlayer.mlp.up_proj.weight_scale"),
-        r"FP8 weights with scales \(quantization_config modelopt\).*: midlayer.mlp.up_proj.weight_",
-    ),
-    "block fp8": (OFFICIAL, plus("fc.weight_scale_inv"), "weights with scales"),
-    "NVFP4": (OFFICIAL, plus("midlayer.mlp.up_proj.weight_scale_2"), "weights with scales"),
-    "fp8 without scales": (
-        OFFICIAL,
-        {k: v.to(torch.float8_e4m3fn) if "up_proj" in k else v for k, v in make_tensors().items()},
-        "float8_e4m3fn weights.*: midlayer.mlp.up_proj.weight",
-    ),
-    "int8": (
-        OFFICIAL,
-        {k: v.to(torch.int8) if "up_proj" in k else v for k, v in make_tensors().items()},
-        "int8 weights",
-    ),
-    "no fc": (OFFICIAL, minus("fc.weight"), "lacks fc.weight: a head that fuses no states"),
-    "AWQ": (
-        OFFICIAL | {"quantization_config": {"quant_method": "awq"}},
-        plus("midlayer.mlp.up_proj.qweight"),
-        "quantization_config awq",
-    ),
-    "compressed": (OFFICIAL, plus("midlayer.mlp.up_proj.weight_packed"), "weights with scales"),
-    "Qwen3": (OFFICIAL, plus("midlayer.self_attn.q_norm.weight", 16), "norms of queries and keys"),
-    "fused norms": (OFFICIAL, plus("fc_norm.0.weight", H), "norm of each fused state.*fc_norm.0"),
-    "SGLang's older norms": (OFFICIAL, plus("aux_norm_low.weight", H), "aux_norm_low"),
-    "norm before": (OFFICIAL, plus("input_norm.weight", H), "norm before fc"),
-    "MLA": (OFFICIAL, plus("midlayer.self_attn.kv_a_proj_with_mqa.weight"), "latent attention"),
-    "MoE": (OFFICIAL, plus("midlayer.mlp.experts.0.up_proj.weight"), "experts"),
-    "biases": (
-        OFFICIAL | {"attention_bias": True},
-        plus("midlayer.self_attn.q_proj.bias", 64),
-        "biases.*midlayer.self_attn.q_proj.bias",
-    ),
-    "LoRA": (OFFICIAL, plus("midlayer.mlp.up_proj.lora_A.weight"), "LoRA"),
-    "parallel heads": (OFFICIAL, plus("parallel_draft_heads.0.x.weight"), "parallel draft heads"),
-    "two layers": (
-        OFFICIAL | {"num_hidden_layers": 2},
-        wrapped("") | {"layers.1.mlp.up_proj.weight": torch.ones(1)},
-        r"holds 2 layers \(layers.0, layers.1\)",
-    ),
+def but(**changes: Any) -> Config:
+    return OFFICIAL | changes
+
+
+def cast(dtype: torch.dtype) -> Tensors:
+    return {k: v.to(dtype) if "up_proj" in k else v for k, v in make_tensors().items()}
+
+
+BY_CONFIG: dict[str, tuple[Config, str]] = {
+    # another arithmetic
+    "EAGLE-3.1": (but(fc_norm=True), "fc_norm true"),
+    "SGLang's older name": (but(use_aux_norm=True), "use_aux_norm true"),
+    "normed outputs": (nested(norm_output=True), "norm_output true"),
+    "gpt-oss": (nested(norm_before_fc=True), "norm_before_fc true"),
+    "nested": (but(eagle_config={"norm_before_fc": True}), "norm_before_fc"),
+    "gelu": (but(hidden_act="gelu"), "hidden_act gelu"),
+    "a window": (but(sliding_window=16, layer_types=["sliding_attention"]), "last 16 .* alone"),
+    "Qwen's window": (but(sliding_window=16, use_sliding_window=True), "last 16 positions alone"),
+    "half a rotation": (but(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
     # layers
-    "the last output": (flat([2, 4, 8]), make_tensors(), "8 is the output of the last layer"),
-    "nested, the last": (nested(**{LIST: [2, 4, 8]}), make_tensors(), "output of the last layer"),
-    "outside": (flat([2, 4, 9]), make_tensors(), "not rising ones below 8"),
-    "falling": (flat([5, 4, 2]), make_tensors(), "not rising ones below 8"),
-    "twice": (nested(**{LIST: [2, 2, 5]}), make_tensors(), "not rising"),
-    "negative": (nested(**{LIST: [2, 4, -3]}), make_tensors(), "not rising"),
-    "no numbers": (flat(inner=["2", "4", "5"]), make_tensors(), "no list of layer numbers"),  # type: ignore[list-item]
-    "four listed": (flat([1, 2, 4, 5]), make_tensors(), r"fuses 3 .* lists layers \[1, 2, 4, 5\]"),
-    "four unlisted": (
-        BARE,
-        make_tensors() | {"fc.weight": torch.ones(H, 4 * H)},
-        "fuses 4 .* lists no layers",
-    ),
-    "one": (BARE, make_tensors() | {"fc.weight": torch.ones(H, H)}, "fuses 1 target state"),
-    "two lists": (flat([2, 4, 5], [2, 4, 6]), make_tensors(), "at the top and .* under eagle_conf"),
+    "the last output": (flat([2, 4, 8]), "8 is the output of the last layer"),
+    "nested, the last": (nested(**{LIST: [2, 4, 8]}), "output of the last layer"),
+    "outside": (flat([2, 4, 9]), "not rising ones below 8"),
+    "falling": (flat([5, 4, 2]), "not rising ones below 8"),
+    "twice": (nested(**{LIST: [2, 2, 5]}), "not rising"),
+    "negative": (nested(**{LIST: [2, 4, -3]}), "not rising"),
+    "no numbers": (flat(inner=["2", "4", "5"]), "no list of layer numbers"),  # type: ignore[list-item]
+    "four listed": (flat([1, 2, 4, 5]), r"fuses 3 .* lists layers \[1, 2, 4, 5\]"),
+    "two lists": (flat([2, 4, 5], [2, 4, 6]), "at the top and .* under eagle_conf"),
     # rotations
-    "dynamic": (
-        OFFICIAL | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-        make_tensors(),
-        "rope_type 'dynamic'",
-    ),
-    "longrope": (OFFICIAL | {"rope_scaling": {"type": "longrope"}}, make_tensors(), "'longrope'"),
+    "dynamic": (but(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope_type 'dynamic'"),
+    "longrope": (but(rope_scaling={"type": "longrope"}), "'longrope'"),
     "by kind": (
-        OFFICIAL | {"rope_parameters": ROPE_KINDS},
-        make_tensors(),
-        r"by kind of attention \(full_attention, sliding_attention\)",
+        but(rope_parameters=ROPE_KINDS),
+        r"attention \(full_attention, sliding_attention\)",
     ),
-    "an unknown key": (
-        OFFICIAL | {"rope_scaling": {"type": "linear", "factor": 2.0, "bend": 3}},
-        make_tensors(),
-        "bend for rope_type 'linear'",
-    ),
-    "no factor": (OFFICIAL | {"rope_scaling": {"type": "yarn"}}, make_tensors(), "without factor"),
-    "two thetas": (
-        OFFICIAL | {"rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e4}},
-        make_tensors(),
-        "rope_theta 1000000.0 and",
-    ),
-    "a part": (
-        OFFICIAL | {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-        make_tensors(),
-        "partial_rotary_factor",
-    ),
-    # vocabularies
-    "no map": (OFFICIAL, minus("d2t", "t2d"), "neither d2t nor t2d"),
-    "no lm_head": (OFFICIAL, minus("lm_head.weight"), "no lm_head.weight"),
-    "target ids": (
-        OFFICIAL,
-        make_tensors() | {"d2t": make_tensors()["t2d"].nonzero()[:, 0]},
-        "vocabulary maps",
-    ),
-    "another lm_head": (OFFICIAL | {"draft_vocab_size": 30}, make_tensors(), "d2t has shape"),
-    # names
-    "a stray tensor": (OFFICIAL, plus("midlayer.extra.weight"), "unknown midlayer.extra.weight"),
+    "an unknown key": (but(rope_scaling={"rope_theta": 1.0, "bend": 3}), "bend for rope_type"),
+    "no factor": (but(rope_scaling={"type": "yarn"}), "without factor"),
+    "two thetas": (but(rope_theta=1e6, rope_parameters={"rope_theta": 1e4}), "1000000.0 and"),
+    "a part": (but(rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
+    # sizes
+    "another lm_head": (but(draft_vocab_size=30), "d2t has shape"),
+    "no size": (but(intermediate_size=None), "intermediate_size None"),
+    "another size": (but(intermediate_size=64), "midlayer.mlp.*shape"),
+}
+FP8 = {"quant_method": "modelopt", "quant_algo": "FP8"}
+BY_TENSOR: dict[str, tuple[Tensors, str]] = {
+    "block fp8": (plus("fc.weight_scale_inv"), "quantised weights with scales"),
+    "NVFP4": (plus("midlayer.mlp.up_proj.weight_scale_2"), "weights with scales"),
+    "compressed": (plus("midlayer.mlp.up_proj.weight_packed"), "weights with scales"),
+    "fp8 without scales": (cast(torch.float8_e4m3fn), "float8_e4m3fn .*: midlayer.mlp.up_proj.w"),
+    "int8": (cast(torch.int8), "int8 weights"),
+    "no fc": (minus("fc.weight"), "lacks fc.weight: a head that fuses no states"),
+    "Qwen3": (plus("midlayer.self_attn.q_norm.weight", 16), "norms of queries and keys"),
+    "fused norms": (plus("fc_norm.0.weight", H), "norm of each fused state.*fc_norm.0"),
+    "SGLang's older norms": (plus("aux_norm_low.weight", H), "aux_norm_low"),
+    "norm before": (plus("input_norm.weight", H), "norm before fc"),
+    "MLA": (plus("midlayer.self_attn.kv_a_proj_with_mqa.weight"), "latent attention"),
+    "MoE": (plus("midlayer.mlp.experts.0.up_proj.weight"), "experts"),
+    "biases": (plus("midlayer.self_attn.q_proj.bias", 64), "biases.*midlayer.self_attn.q_proj.b"),
+    "LoRA": (plus("midlayer.mlp.up_proj.lora_A.weight"), "LoRA"),
+    "parallel heads": (plus("parallel_draft_heads.0.x.weight"), "parallel draft heads"),
+    "two layers": (wrapped("") | {"layers.1.x": torch.ones(1)}, r"2 layers \(layers.0, layers.1\)"),
+    "no map": (minus("d2t", "t2d"), "neither d2t nor t2d"),
+    "no lm_head": (minus("lm_head.weight"), "no lm_head.weight"),
+    "target ids": (make_tensors() | {"d2t": make_tensors()["t2d"].nonzero()[:, 0]}, "vocabulary m"),
+    "a stray tensor": (plus("midlayer.extra.weight"), "unknown midlayer.extra.weight"),
     "wrapped, one less": (
-        OFFICIAL,
         {k: v for k, v in wrapped("model.").items() if "up_proj" not in k},
         "lacks layers.0.mlp.up_proj.weight",
     ),
-    "no size": (OFFICIAL | {"intermediate_size": None}, make_tensors(), "intermediate_size None"),
-    "another size": (OFFICIAL | {"intermediate_size": 64}, make_tensors(), "midlayer.mlp.*shape"),
+}
+REFUSED: dict[str, tuple[Config, Tensors, str]] = {
+    **{name: (config, make_tensors(), words) for name, (config, words) in BY_CONFIG.items()},
+    **{name: (OFFICIAL, tensors, words) for name, (tensors, words) in BY_TENSOR.items()},
+    "no aux": (
+        but(eagle_config={"use_aux_hidden_state": False}),
+        minus("fc.weight"),
+        "use_aux_hidden_state false: it reads the last hidden state alone",
+    ),
+    "fp8": (
+        but(quantization_config=FP8),
+        plus("midlayer.mlp.up_proj.weight_scale"),
+        r"FP8 weights with scales \(quantization_config modelopt\).*: midlayer.mlp.up_proj.weight_",
+    ),
+    "AWQ": (
+        but(quantization_config={"quant_method": "awq"}),
+        plus("midlayer.mlp.up_proj.qweight"),
+        "quantization_config awq",
+    ),
+    "four unlisted": (BARE, plus("fc.weight", H, 4 * H), "fuses 4 .* lists no layers"),
+    "one": (BARE, plus("fc.weight", H, H), "fuses 1 target state"),
 }
 
 
@@ -430,21 +388,10 @@ def test_what_engines_read_otherwise_is_said(
     assert any("config.json has" in note for note in loaded.notes)
 
 
-@pytest.mark.parametrize(
-    ("config", "maker"),
-    [
-        (BARE | {"architectures": ["LlamaForCausalLM"]}, "SafeAILab's EAGLE"),
-        (BARE, "SpecForge"),
-        (BARE | {"architectures": ["Eagle3LlamaForCausalLM"]}, "AngelSlim"),
-        (BARE | {"architectures": ["LlamaEagle3DraftModel"]}, "NeMo Automodel"),
-        (BARE | {"eagle_config": {"next_layer_regular": True}}, "ModelOpt"),
-        (SPECULATORS, "speculators"),
-        (LLAMA | {"draft_vocab_size": DRAFT_VOCAB}, "no known maker"),
-    ],
-)
-def test_what_was_read_and_assumed_is_noted(tmp_path: Path, config: Config, maker: str) -> None:
+@pytest.mark.parametrize(("config", "layout"), [(BARE, "the flat"), (SPECULATORS, "speculators'")])
+def test_what_was_read_and_assumed_is_noted(tmp_path: Path, config: Config, layout: str) -> None:
     notes = "; ".join(load(tmp_path / "head", config, make_tensors()).notes)
-    assert f"in the layout of {maker}" in notes
+    assert f"in {layout} layout" in notes
     assert "inputs of layers 2, 4, 5 assumed" in notes
     assert "rope_theta 10000 assumed" in notes
     assert f"{DRAFT_VOCAB} draft tokens of {VOCAB}" in notes
