@@ -25,17 +25,18 @@ import logging
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from specctl.durable import file_sha256
 from specctl.errors import PromptError, PromptLineError, reason_of, shown
 
 log = logging.getLogger(__name__)
+A = TypeVar("A")
+B = TypeVar("B")
 FORMATS = ("auto", "text")
 MAX_NAME_BYTES = 256
 """Longest id or category; every row repeats them."""
@@ -73,12 +74,6 @@ class Entry:
     # Stands in ids in place of the text's digest, which lets others confirm a guessed text.
     mark: str = ""
     row: Mapping[str, Any] = field(default_factory=dict)  # what has a value
-    fault: PromptLineError | None = None  # nothing can be read
-
-    @classmethod
-    def first(cls, path: Path, *, hide_text: bool) -> Self:
-        """The first line of a file."""
-        return cls(str(path), mark=file_sha256(path)[:8] if hide_text else "")
 
     def refuse(self, reason: str, detail: str = "", *, hint: str = "") -> PromptLineError:
         """The error for this entry.
@@ -89,14 +84,14 @@ class Entry:
         """
         return PromptLineError(self.path, f"{self.unit} {self.number}", reason, detail, hint=hint)
 
-    def holding(self, value: object) -> Entry:
+    def holding(self, value: object) -> Entry | PromptLineError:
         """This entry with the value of its JSON: an object, a text, or a list of messages."""
         if isinstance(value, str):
             value = {"prompt": value}
         elif isinstance(value, list) and value and all(map(is_message, value)):
             value = {"messages": value}
         if not isinstance(value, dict):
-            return replace(self, fault=self.refuse(f"{kind(value)}, not a JSON object"))
+            return self.refuse(f"{kind(value)}, not a JSON object")
         return replace(self, row={name: one for name, one in value.items() if one is not None})
 
     def text(self, value: object, name: str) -> str:
@@ -154,62 +149,65 @@ def is_message(value: object) -> bool:
     return isinstance(value, dict) and any(key in value for key in ("role", "from"))
 
 
-class Skipped:
-    """Entries that cannot be used, by reason.
+def usable(
+    items: Iterable[A | PromptLineError],
+    use: Callable[[A], B],
+    source: Path,
+    *,
+    strict: bool,
+    absent: str = "has no response",
+    unit: str = "entries",
+) -> list[B]:
+    """The results of `use` for all items that it does not refuse; a warning counts the others.
 
     Args:
-        source: the file.
-        strict: refuse the first one.
+        items: also errors of what cannot be read.
+        source: the file that they come from.
+        strict: refuse the first one that cannot be used.
+        absent: the error's sentence for a file without items.
+
+    Raises:
+        PromptError: nothing can be used; `PromptLineError` for the only item, or with `strict`.
     """
+    found, errors = list[B](), list[PromptLineError]()
+    for item in items:
+        try:
+            if isinstance(item, PromptLineError):
+                raise item
+            found.append(use(item))
+        except PromptLineError as error:
+            if strict:
+                hint = error.hint or "correct it, or leave --strict out, which skips it"
+                parts = (error.path, error.place, error.reason, error.detail)
+                raise PromptLineError(*parts, hint=hint) from error
+            errors.append(error)
+    if not found and len(errors) == 1:
+        raise errors[0]
+    if not found and errors:
+        text = f"{source}: none of {len(errors)} {unit} can be used: {_reasons(errors)}"
+        raise PromptError(text, hint=errors[0].hint)
+    if not found:
+        raise PromptError(f"{source} {absent}")
+    if errors:
+        numbers = (len(errors), len(errors) + len(found), unit)
+        log.warning("%s: %d of %d %s skipped: %s", source, *numbers, _reasons(errors))
+    return found
 
-    def __init__(self, source: Path, *, strict: bool, unit: str = "entries") -> None:
-        self._source, self._strict, self._unit = source, strict, unit
-        self._errors: dict[str, list[PromptLineError]] = {}
-        self.num = 0
 
-    def add(self, error: PromptLineError) -> None:
-        """Counts an entry, or raises its error."""
-        if self._strict:
-            raise PromptLineError(
-                *(error.path, error.place, error.reason, error.detail),
-                hint=error.hint or "correct it, or leave --strict out, which skips it",
-            ) from error
-        self._errors.setdefault(error.reason, []).append(error)
-        self.num += 1
-
-    def report(self, num_used: int, absent: str) -> None:
-        """Warns of what was skipped.
-
-        Args:
-            num_used: entries that are used.
-            absent: the error's sentence for a file without entries.
-
-        Raises:
-            PromptError: nothing can be used.
-        """
-        firsts = [errors[0] for errors in self._errors.values()]
-        if not num_used and self.num == 1:
-            raise firsts[0]
-        if not num_used and firsts:
-            text = f"{self._source}: none of {self.num} {self._unit} can be used: {self.words()}"
-            raise PromptError(text, hint=firsts[0].hint)
-        if not num_used:
-            raise PromptError(f"{self._source} {absent}")
-        if self.num:
-            numbers = (self.num, self.num + num_used, self._unit)
-            log.warning("%s: %d of %d %s skipped: %s", self._source, *numbers, self.words())
-
-    def words(self) -> str:
-        """Reasons and places."""
-        found = []
-        for reason, errors in self._errors.items():
-            more = len(errors) - SHOWN_PLACES
-            places = [one.place for one in errors[:SHOWN_PLACES]]
-            tail = f" and {more} more" if more > 0 else ""
-            [detail, *others] = {error.detail for error in errors}
-            tail += f": {detail}" if detail and not others else ""
-            found.append(f"{reason} ({', '.join(places)}{tail})")
-        return "; ".join(found)
+def _reasons(errors: Sequence[PromptLineError]) -> str:
+    """Reasons and places."""
+    alike: dict[str, list[PromptLineError]] = {}
+    for error in errors:
+        alike.setdefault(error.reason, []).append(error)
+    found = []
+    for reason, same in alike.items():
+        places = ", ".join(error.place for error in same[:SHOWN_PLACES])
+        more = len(same) - SHOWN_PLACES
+        tail = f" and {more} more" if more > 0 else ""
+        if same[0].detail and len({error.detail for error in same}) == 1:
+            tail += f": {same[0].detail}"
+        found.append(f"{reason} ({places}{tail})")
+    return "; ".join(found)
 
 
 @contextmanager
@@ -230,55 +228,64 @@ def readable(path: Path, fix: str) -> Iterator[None]:
 # --------------------------------------------------------------------------- files
 
 
-def entries(start: Entry, *, format: str = "auto") -> Iterator[Entry]:
-    """The entries of a file; those that cannot be read have a `fault`.
+def entries(
+    path: Path, *, format: str = "auto", hide_text: bool = False
+) -> Iterator[Entry | PromptLineError]:
+    """The entries of a file, or the error in place of one that cannot be read.
+
+    Args:
+        format: `text` takes each line of any file as a text.
+        hide_text: let ids of places hold a digest of the file, see `Entry.mark`.
 
     Raises:
         PromptError: a file of another kind, or one that cannot be decoded as a whole.
     """
+    start = Entry(str(path), mark=file_sha256(path)[:8] if hide_text else "")
+    for entry, value in _found(start, path.name.lower().removesuffix(".gz"), format):
+        yield value if isinstance(value, PromptLineError) else entry.holding(value)
+
+
+Found = Iterator[tuple[Entry, Any]]
+"""Entries, each with the value of its JSON, or with the error that it cannot be read."""
+Line = tuple[Entry, str | PromptLineError]
+"""A line, or the error that it cannot be decoded."""
+
+
+def _found(start: Entry, name: str, format: str) -> Found:
     with open(start.path, "rb") as stream:
         head = stream.read(8)
     for first_bytes, (what, fix) in UNREAD.items():
         if head.startswith(first_bytes):
             raise PromptError(f"{start.path} is {what}", hint=fix)
     if head.startswith(b"PAR1"):
-        yield from _parquet_rows(start)
-        return
-    lines = _lines(start)
-    first = next(lines, None)
-    if first is None:
-        return
-    name = Path(start.path).name.lower().removesuffix(".gz")
-    begins = first[1].lstrip()[:1]
-    names, delimiter = ([], ",") if begins in ("{", "[") else _header(first[1])
-    if format == "text" or (
-        name.endswith(".txt") and not isinstance(_json_or_none(first[1]), dict)
-    ):
+        return _parquet_rows(start)
+    every = list(_lines(start))
+    lines = [(e, text) for e, text in every if isinstance(text, PromptLineError) or text.strip()]
+    if not lines:
+        return iter(())
+    entry, first = lines[0]
+    text = "" if isinstance(first, PromptLineError) else first
+    begins, value = text.lstrip()[:1], None
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text)
+    names, delimiter = ([], ",") if begins in ("{", "[") else _header(text)
+    if format == "text" or (name.endswith(".txt") and not isinstance(value, dict)):
         if names:
             log.warning(
                 "%s: a line is a prompt, though the first one is a table's header: %s",
                 *(start.path, ", ".join(names)),
             )
-        for entry, text in chain([first], lines):
-            yield entry if entry.fault else entry.holding(text.rstrip("\r\n"))
-    elif names or name.endswith((".csv", ".tsv")):
-        yield from _csv_rows(start, delimiter)
-    elif first[0].fault or begins in ("{", "[", '"'):
-        yield from _json_entries(start)
-    else:
-        problem = f"{shown(first[1].strip(), max_chars=40)!r} is neither JSON nor a table's header"
-        raise first[0].refuse(problem, hint="for plain text, one prompt a line, give --format text")
+        return ((e, one.rstrip("\r\n") if isinstance(one, str) else one) for e, one in lines)
+    if names or name.endswith((".csv", ".tsv")):
+        return _csv_rows(start, _whole(every), delimiter)
+    if begins in ("", "{", "[", '"'):
+        return _json_values(start, value, every, lines)
+    problem = f"{shown(text.strip(), max_chars=40)!r} is neither JSON nor a table's header"
+    raise entry.refuse(problem, hint="for plain text, one prompt a line, give --format text")
 
 
-def _lines(start: Entry) -> Iterator[tuple[Entry, str]]:
-    """The lines that are not blank, with their ends. Only line feeds end a line: JSON strings may
-    contain U+2028."""
-    for entry, text in _raw_lines(start):
-        if entry.fault or text.strip():
-            yield entry, text
-
-
-def _raw_lines(start: Entry) -> Iterator[tuple[Entry, str]]:
+def _lines(start: Entry) -> Iterator[Line]:
+    """All lines, with their ends. Only line feeds end a line: JSON strings may contain U+2028."""
     with open(start.path, "rb") as file:
         opened: Any = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
         lines = opened
@@ -293,17 +300,17 @@ def _raw_lines(start: Entry) -> Iterator[tuple[Entry, str]]:
                 except UnicodeDecodeError as error:
                     where = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}"
                     fix = "convert the file to UTF-8"
-                    yield replace(entry, fault=entry.refuse("not UTF-8", where, hint=fix)), ""
+                    yield entry, entry.refuse("not UTF-8", where, hint=fix)
         except UnicodeError as error:
             raise PromptError(f"{start.path} begins as UTF-16 and goes on otherwise") from error
 
 
-def _whole(start: Entry) -> str:
+def _whole(lines: list[Line]) -> str:
     """The text of a file whose entries are not lines."""
     texts = []
-    for entry, text in _raw_lines(start):
-        if entry.fault:
-            raise entry.fault
+    for _, text in lines:
+        if isinstance(text, PromptLineError):
+            raise text
         texts.append(text)
     return "".join(texts)
 
@@ -311,27 +318,24 @@ def _whole(start: Entry) -> str:
 # --------------------------------------------------------------------------- JSON
 
 
-def _json_entries(start: Entry) -> Iterator[Entry]:
-    """Entries of JSON lines; where the first line is no whole object, of the values in the text."""
-    lines = _lines(start)
-    first, *more = islice(lines, 2)
-    value = _json_or_none(first[1])
-    if not isinstance(value, dict | str) or (not more and _held(value) is not None):
+def _json_values(start: Entry, value: Any, every: list[Line], lines: list[Line]) -> Found:
+    """The values of JSON lines; where the first one, `value`, is no object, those in the text."""
+    if not isinstance(value, dict | str) or (len(lines) == 1 and _held(value) is not None):
         try:
-            is_line = value is not None and not more
-            values = [value] if is_line else list(_values(_whole(start)))
+            is_line = value is not None and len(lines) == 1
+            values = [value] if is_line else list(_values(_whole(every)))
         except (ValueError, RecursionError, PromptLineError) as error:
-            if first[1].lstrip().startswith("["):
+            if str(lines[0][1]).lstrip().startswith("["):
                 raise _no_json(start, error) from error
         else:
             for number, item in enumerate(_items(values), start=1):
-                yield replace(start, number=number, unit="item").holding(item)
+                yield replace(start, number=number, unit="item"), item
             return
-    for entry, text in chain([first], more, lines):
+    for entry, text in lines:
         try:
-            yield entry if entry.fault else entry.holding(json.loads(text.rstrip()))
+            yield entry, text if isinstance(text, PromptLineError) else json.loads(text.rstrip())
         except (ValueError, RecursionError) as error:
-            yield replace(entry, fault=_no_json(entry, error))
+            yield entry, _no_json(entry, error)
 
 
 def _values(text: str) -> Iterator[Any]:
@@ -362,12 +366,6 @@ def _held(value: Any) -> list[Any] | None:
     return [one.get("row", one) if isinstance(one, dict) else one for one in lists[0]]
 
 
-def _json_or_none(line: str) -> Any:
-    with suppress(ValueError, RecursionError):
-        return json.loads(line)
-    return None
-
-
 def _no_json(entry: Entry, error: Exception) -> PromptLineError:
     if isinstance(error, PromptLineError):
         return error
@@ -396,34 +394,29 @@ def _header(line: str) -> tuple[list[str], str]:
     return [], ","
 
 
-def _csv_rows(start: Entry, delimiter: str) -> Iterator[Entry]:
+def _csv_rows(start: Entry, text: str, delimiter: str) -> Found:
     csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(io.StringIO(_whole(start), newline=""), delimiter=delimiter, strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     names = [cell.strip().lower() for cell in next(filter(any, reader), [])]
     number = 0
     while True:
+        fault: tuple[str, ...] = ()
         try:
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
+            cells, fault = [], ("no row of CSV", str(error))
+        if any(cells) and (any(cells[len(names) :]) or len(cells) < len(names)):
+            fault = "another number of cells than columns", f"{len(cells)} for {len(names)}"
+        if any(cells) or fault:
             number += 1
             entry = replace(start, number=number, unit="row")
-            yield replace(entry, fault=entry.refuse("no row of CSV", str(error)))
-            continue
-        if any(cells):
-            number += 1
-            entry = replace(start, number=number, unit="row")
-            if any(cells[len(names) :]) or len(cells) < len(names):
-                counts = f"{len(cells)} for {len(names)}"
-                fault = entry.refuse("another number of cells than columns", counts)
-                yield replace(entry, fault=fault)
-            else:
-                row = {name: cell for name, cell in zip(names, cells, strict=False) if cell}
-                yield entry.holding(row)
+            row = {name: cell for name, cell in zip(names, cells, strict=False) if cell}
+            yield entry, entry.refuse(*fault) if fault else row
 
 
-def _parquet_rows(start: Entry) -> Iterator[Entry]:
+def _parquet_rows(start: Entry) -> Found:
     """Rows of a Parquet file, with the columns that are read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -440,7 +433,7 @@ def _parquet_rows(start: Entry) -> Iterator[Entry]:
         for batch in file.iter_batches(batch_size=64, columns=known, use_threads=False):
             for row in batch.to_pylist():
                 number += 1
-                yield replace(start, number=number, unit="row").holding(row)
+                yield replace(start, number=number, unit="row"), row
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         text = f"{start.path}: the Parquet file cannot be decoded: {error}"
         raise PromptError(text, hint="fetch it again") from error

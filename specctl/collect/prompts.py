@@ -41,11 +41,11 @@ from specctl.collect.prompt_files import (
     TALKS,
     TEXTS,
     Entry,
-    Skipped,
     entries,
     is_blank,
     kind,
     readable,
+    usable,
 )
 from specctl.embedded import PROMPTS
 from specctl.errors import PromptError, PromptLineError, UsageError, check_choice
@@ -108,7 +108,7 @@ def load_prompts(
         format: `text` takes each line of any file as a prompt; `auto` only those of `.txt`.
         limit: largest number of prompts, see `spread`.
         limit_seed: chooses them.
-        hide_text: name prompts without an id by the file, see `Entry`.
+        hide_text: name prompts without an id by the file, see `Entry.mark`.
         strict: refuse an entry that cannot be used.
 
     Raises:
@@ -123,32 +123,30 @@ def load_prompts(
         fix = "download it, and name the file"
         raise PromptError(f"{source} is an address, and prompts are read from files", hint=fix)
     path = PROMPTS if source == EMBEDDED else Path(source)
-    skipped, notes = Skipped(path, strict=strict), Counter[str]()
-    prompts: list[Prompt] = []
+    prompts, notes = list[Prompt](), Counter[str]()
     # One id for two prompts would put both on one side of a split.
     holders: dict[str, tuple[int, Entry]] = {}
+
+    def read(entry: Entry) -> None:
+        own = Counter[str]()
+        prompt = read_prompt(entry, own)
+        mine = (len(prompts), replace(entry, row={}))
+        at, other = holder = holders.setdefault(prompt.prompt_id, mine)
+        if holder is not mine:
+            earlier = f"{other.unit} {other.number}"
+            if replace(prompts[at], prompt_id=prompt.prompt_id) == prompt:
+                raise entry.refuse("an earlier one is the same prompt", earlier)
+            if strict:
+                raise entry.refuse(f"{earlier} has the id {prompt.prompt_id!r} too")
+            own["ids that an earlier prompt has, told apart by their places"] += 1
+            prompts[at] = renamed(prompts[at], other)
+            prompt = renamed(prompt, entry)
+        prompts.append(prompt)
+        notes.update(own)
+
     with readable(path, f"name a prompt file, or {EMBEDDED!r}"):
-        for entry in entries(Entry.first(path, hide_text=hide_text), format=format):
-            own = Counter[str]()
-            try:
-                prompt = read_prompt(entry, own)
-                mine = (len(prompts), replace(entry, row={}))
-                at, other = holder = holders.setdefault(prompt.prompt_id, mine)
-                if holder is not mine:
-                    earlier = f"{other.unit} {other.number}"
-                    if replace(prompts[at], prompt_id=prompt.prompt_id) == prompt:
-                        raise entry.refuse("an earlier one is the same prompt", earlier)
-                    if strict:
-                        raise entry.refuse(f"{earlier} has the id {prompt.prompt_id!r} too")
-                    own[SHARED] += 1
-                    prompts[at] = renamed(prompts[at], other)
-                    prompt = renamed(prompt, entry)
-            except PromptLineError as error:
-                skipped.add(error)
-            else:
-                prompts.append(prompt)
-                notes.update(own)
-    skipped.report(len(prompts), "has no prompt")
+        found = entries(path, format=format, hide_text=hide_text)
+        usable(found, read, path, strict=strict, absent="has no prompt")
     if notes := +notes:
         words = "; ".join(f"{name}: {number}" for name, number in notes.items())
         log.warning("%s: %s", path, words)
@@ -220,8 +218,6 @@ def read_prompt(entry: Entry, notes: Counter[str]) -> Prompt:
     Raises:
         PromptLineError: it cannot be used.
     """
-    if entry.fault:
-        raise entry.fault
     row, is_request = entry.row, isinstance(entry.row.get("body"), dict)
     if row.get("image") or row.get("images"):
         raise entry.refuse("it comes with an image")
@@ -231,57 +227,54 @@ def read_prompt(entry: Entry, notes: Counter[str]) -> Prompt:
     users = [at for at, one in enumerate(spoken) if one.role == "user"]
     if not users:
         raise entry.refuse("no text of a user")
-    turns = tuple(spoken[at].text for at in users)
     if is_request:
         if messages[-1] != spoken[users[-1]]:
             raise entry.refuse("a request whose last turn is no text of a user")
-        turns, before = turns[-1:], spoken[: users[-1]]
+        before, users = spoken[: users[-1]], users[-1:]
     else:
         before = [one for one in spoken[: users[0]] if one.role == "system"]
-        notes[REPLIES] += sum(one.role == "assistant" for one in spoken)
-        notes[LATER] += sum(one.role == "system" for one in spoken[users[0] :])
+    turns = tuple(spoken[at].text for at in users)
     if any(turn.startswith(PLACEHOLDER) for turn in turns):
         raise entry.refuse(UNFILLED)
     name = str(entry.identifier(turns))
-    notes[SYSTEM] += sum(one.role == "system" for one in before)
-    notes[TOOLS] += sum(one.role == "tool" for one in messages)
-    notes[OTHERS] += sum(one.role == "other" for one in messages)
-    notes[BLANK] += sum(one.role == "user" and not one.text for one in messages)
+    taken = {id(one) for one in (*before, *(spoken[at] for at in users))}
+    notes.update(
+        LEFT_OUT[one.role]
+        for one in messages
+        if id(one) not in taken and (one.text or one.role not in ("system", "assistant"))
+    )
+    notes["system texts kept, before the first turn"] += sum(one.role == "system" for one in before)
     given = tuple((one.role, one.text) for one in before)
     return Prompt(name, _category(entry, notes), turns, _answer(entry), not is_raw, given)
 
 
-REPLIES = "replies left out, as the target writes its own"
-SYSTEM = "system texts kept, before the first turn"
-LATER = "system texts after the first turn left out"
-TOOLS = "turns of tools left out"
-OTHERS = "turns of other roles left out"
-BLANK = "blank turns left out"
-SHARED = "ids that an earlier prompt has, told apart by their places"
+LEFT_OUT = {
+    "assistant": "replies left out, as the target writes its own",
+    "system": "system texts after the first turn left out",
+    "tool": "turns of tools left out",
+    "other": "turns of other roles left out",
+    "user": "blank turns left out",
+}
+"""Notes on messages that do not become part of a prompt, by role."""
 
 
 def _messages(entry: Entry) -> list[Message]:
     """The messages of an entry; a prompt is one of a user."""
     row = entry.row
-    talk = next((key for key in TALKS if key in row), None)
-    key = next((key for key in TEXTS if key in row), None)
-    if talk is None and key is None:
+    key = next((key for key in (*TALKS, *TEXTS) if key in row), None)
+    if key is None:
         raise entry.refuse("no key of a prompt", entry.keys(), hint=_way_on(row))
-    systems = _strings(entry, "system", "system_prompt")
-    opening = [Message("system", text) for text in systems]
-    if talk is not None:
-        found = opening + _talk(entry, talk, row[talk])
-        first = next((one.text for one in found if one.role == "user" and one.text), None)
-        for other in ("prompt", "question"):
-            text = row.get(other)
-            if first is not None and isinstance(text, str) and text.strip() != first.strip():
-                raise entry.refuse(f"{talk!r} and {other!r} begin with different texts")
-        return found
-    assert key is not None
-    if not isinstance(row[key], str):
-        return opening + _talk(entry, key, row[key])
-    below = [name for name in ("input", "context") if name != key and key != "text"]
-    return [*opening, Message("user", "\n\n".join(_strings(entry, key, *below)))]
+    found = [Message("system", text) for text in _strings(entry, "system", "system_prompt")]
+    if key in TEXTS and isinstance(row[key], str):
+        below = [name for name in ("input", "context") if name != key and key != "text"]
+        return [*found, Message("user", "\n\n".join(_strings(entry, key, *below)))]
+    found += _talk(entry, key, row[key])
+    first = next((one.text for one in found if one.role == "user" and one.text), None)
+    for other in ("prompt", "question"):
+        text = row.get(other)
+        if first is not None and isinstance(text, str) and text.strip() != first.strip():
+            raise entry.refuse(f"{key!r} and {other!r} begin with different texts")
+    return found
 
 
 def _strings(entry: Entry, *keys: str) -> list[str]:

@@ -26,10 +26,10 @@ from specctl.collect.prompt_files import (
     TALKS,
     TEXTS,
     Entry,
-    Skipped,
     entries,
     is_blank,
     readable,
+    usable,
 )
 from specctl.collect.prompts import Prompt, read_prompt
 from specctl.durable import file_sha256
@@ -71,18 +71,9 @@ class Responses:
         Raises:
             PromptError: no prompt has one; `PromptLineError` with `strict`.
         """
-        found, skipped = [], Skipped(self.path, strict=strict, unit="prompts")
-        for prompt in prompts:
-            try:
-                self._check(prompt)
-            except PromptLineError as error:
-                skipped.add(error)
-            else:
-                found.append(prompt)
-        skipped.report(len(found), "has no response")
-        return found
+        return usable(prompts, self._checked, self.path, strict=strict, unit="prompts")
 
-    def _check(self, prompt: Prompt) -> None:
+    def _checked(self, prompt: Prompt) -> Prompt:
         name, response = prompt.prompt_id, self.by_prompt.get(prompt.prompt_id)
 
         def refuse(reason: str, detail: str = "", hint: str = "") -> PromptLineError:
@@ -98,6 +89,7 @@ class Responses:
         if len(response.turns) != len(prompt.turns):
             counts = f"{len(response.turns)} responses to {len(prompt.turns)} turns"
             raise refuse("another number of responses than turns", counts)
+        return prompt
 
 
 def load_responses(path: Path, *, hide_text: bool = False, strict: bool = False) -> Responses:
@@ -111,25 +103,20 @@ def load_responses(path: Path, *, hide_text: bool = False, strict: bool = False)
             `PromptLineError` for one record, if it is the only one, or with `strict`.
     """
     found: dict[str, Response] = {}
-    skipped = Skipped(path, strict=strict)
+
+    def read(entry: Entry) -> None:
+        response = _read(entry)
+        earlier = found.setdefault(response.prompt_id, response).entry
+        if earlier is not response.entry:
+            before = f"{earlier.unit} {earlier.number}"
+            raise entry.refuse("an earlier one has its prompt id", before)
+
     with readable(path, "name a file of responses"):
-        for entry in entries(Entry.first(path, hide_text=hide_text)):
-            try:
-                response = _read(entry)
-                earlier = found.setdefault(response.prompt_id, response)
-                if earlier is not response:
-                    before = f"{earlier.entry.unit} {earlier.entry.number}"
-                    raise entry.refuse("an earlier one has its prompt id", before)
-            except PromptLineError as error:
-                skipped.add(error)
-        digest = f"sha256:{file_sha256(path)}"
-    skipped.report(len(found), "has no response")
-    return Responses(path, digest, found)
+        usable(entries(path, hide_text=hide_text), read, path, strict=strict)
+        return Responses(path, f"sha256:{file_sha256(path)}", found)
 
 
 def _read(entry: Entry) -> Response:
-    if entry.fault:
-        raise entry.fault
     row = entry.row
     prompt = read_prompt(entry, Counter()) if _HOLDS_PROMPT.intersection(row) else None
     prompt_turns = None if prompt is None else prompt.turns

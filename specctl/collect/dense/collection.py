@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from specctl.collect.config import WHOLE, Shard, TokenMode
 from specctl.collect.dense.trees import DenseDrafting
 from specctl.collect.live import Summary, header_of
-from specctl.collect.prompt_files import Skipped
+from specctl.collect.prompt_files import usable
 from specctl.collect.prompts import Prompt
 from specctl.collect.recorder import Publication, Recorder, RecorderConfig
 from specctl.collect.responses import Response, Responses, TurnText
@@ -235,19 +235,16 @@ def answerable(
     Raises:
         PromptError: it can have given none; the first fault with `strict`.
     """
-    found, skipped = [], Skipped(responses.path, strict=strict, unit="prompts")
-    for prompt in prompts:
+
+    def use(prompt: Prompt) -> Prompt:
         try:
             answered(target, prompt, responses.by_prompt[prompt.prompt_id], settings)
-        except PromptLineError as error:
-            skipped.add(error)
         except PromptTooLongError as error:
-            skipped.add(PromptLineError(str(responses.path), prompt.prompt_id, error.message))
-        else:
-            found.append(prompt)
-    if prompts:
-        skipped.report(len(found), "has no response")
-    return found
+            path = str(responses.path)
+            raise PromptLineError(path, prompt.prompt_id, error.message) from error
+        return prompt
+
+    return usable(prompts, use, responses.path, strict=strict, unit="prompts") if prompts else []
 
 
 def answered(
