@@ -67,12 +67,9 @@ def chain_figures(
     else:
         basis = "exact in expectation over the rounds that were measured; another length starts "
         basis += "its rounds elsewhere, which counters cannot show"
-    is_enough = num_rounds >= MIN_PROMPTS
     ends = [share(count, num_rounds) for count in at_least]
-    ranges = [
-        (1 + low, 1 + high)
-        for low, high in zip(accumulate(marginal), accumulate(most), strict=True)
-    ]
+    totals = (accumulate(rates, initial=1.0) for rates in (marginal, most))
+    ranges = [*zip(*totals, strict=True)][1:]
     return {
         "num_rounds": num_rounds,
         "num_draft_tokens": num_drafted,
@@ -80,10 +77,10 @@ def chain_figures(
         "mean_acceptance_length": 1 + num_accepted / num_rounds,
         "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else None,
         "marginal_prob": marginal,
-        "marginal_interval": [[end.low, end.high] for end in ends] if is_enough else None,
-        "interval_basis": "as if rounds were independent, so at least this wide"
-        if is_enough
+        "marginal_interval": [[end.low, end.high] for end in ends]
+        if num_rounds >= MIN_PROMPTS
         else None,
+        "interval_basis": "as if rounds were independent, so at least this wide",
         "conditional_prob": [
             n / before if before else None for n, before in zip(at_least, reached, strict=True)
         ],
@@ -139,14 +136,12 @@ def mean_figures(
     depth: int | None,
     why_no_sweep: str,
     not_known: list[str],
-    facts: dict[str, Any],
     *,
     is_chain: bool = False,
 ) -> dict[str, Any]:
     """Figures from a range of the mean acceptance length and, if known, draft tokens a round."""
     basis = "a range: only the mean is known; no position is accepted more often than one before it"
-    figures = {
-        **facts,
+    figures: dict[str, Any] = {
         "mean_acceptance_length_range": list(mean),
         "num_draft_tokens_per_round": depth,
         "fixed_length_sweep": None,

@@ -108,21 +108,6 @@ def _schedule(sweep: dict[str, Any], advice: Advice) -> list[tuple[int, int]] | 
     return found
 
 
-# --------------------------------------------------------------------------- in words
-
-
-def shown_range(found: Sequence[float], digits: str) -> str:
-    """`2.10`, or `1.90 to 2.10` if the ends differ in these digits."""
-    low, high = (f"{end:{digits}}" for end in found)
-    return low if low == high else f"{low} to {high}"
-
-
-def gain_words(best: dict[str, Any]) -> str:
-    """The speed of the best lengths over plain decoding: `2.27`, or `1.91 to 2.23` of several."""
-    gains = [best["over_plain_range"][length] for length in best["num_draft_tokens"]]
-    return shown_range((min(low for low, _ in gains), max(high for _, high in gains)), ".2f")
-
-
 def mean_of(figures: dict[str, Any]) -> Sequence[float]:
     """Least and most mean acceptance length."""
     mean: float | None = figures.get("mean_acceptance_length")

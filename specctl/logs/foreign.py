@@ -11,7 +11,6 @@ _METRICS = "import the server's /metrics, scraped before and after the run, or i
 _RESPONSES = "responses of requests are not read: " + _METRICS
 _SERVE = "serve the model with `vllm serve`, and import its /metrics"
 _READ = "logs and metrics of vLLM, SGLang and llama.cpp are read"
-_COLLECT = "`specctl collect` reads prompts"
 
 _KEYS: dict[str, dict[str, str]] = {
     _METRICS: {
@@ -43,45 +42,38 @@ _KEYS: dict[str, dict[str, str]] = {
         "object=chat.completion": "holds responses of an OpenAI server",
         "custom_id response": "holds responses of an OpenAI batch",
     },
-    _COLLECT: {
+    "`specctl collect` reads prompts": {
         "custom_id body": "holds prompts of an OpenAI batch",
-        "messages": "holds prompts",
-        "prompt": "holds prompts",
-        "conversations": "holds prompts",
-        "turns": "holds prompts",
+        **dict.fromkeys(("messages", "prompt", "conversations", "turns"), "holds prompts"),
     },
     "import the log itself": {"fixed_length_sweep": "is a summary that `specctl import` wrote"},
     "give it with --cost-model": {"kind=cost_model": "is a cost model"},
 }
 """By the next step, keys of a record (`.`: of one inside, `=`: with a value), and whose it is."""
-
+_OF_METRICS = "(?:# (?:HELP|TYPE) )"
+_OURS = "(?:ray_)?(?:vllm|sglang|llamacpp)[:_]"
 _LINES: dict[str, dict[str, str]] = {
     _RESPONSES: {r"data: *\{.*": "is a stream of responses"},
     _SERVE: {
         r"num_draft_tokens: \d|acceptance at token \d": "is the output of vLLM's offline example",
-        r"(?:Counter|Gauge|Vector|Histogram)\(name='vllm:": "is the output of vLLM's "
-        "LLM.get_metrics()",
+        r"(?:Counter|Gauge|Vector|Histogram)\(name='vllm:": "is of vLLM's LLM.get_metrics()",
     },
     _METRICS: {
-        r"=+ Serving Benchmark Result|-+Speculative Decoding-+|Acceptance length: ": "is the "
+        "=+ Serving Benchmark Result|-+Speculative Decoding-+|Acceptance length: ": "is the "
         "output of a benchmark of requests",
     },
     "scrape again, all of a page": {
-        r"# (?:HELP|TYPE) (?:ray_)?(?:vllm|sglang|llamacpp)[:_]": "has comments on metrics and no "
-        "sample",
+        _OF_METRICS + _OURS: "has comments on metrics and no sample",
     },
-    "import the log of llama-server": {
-        r"n_drafted\s*=": "is the output of llama.cpp's example",
-    },
+    "import the log of llama-server": {r"n_drafted\s*=": "is the output of llama.cpp's example"},
     _READ: {
         r".*\[GIN\] ": "is a log of Ollama",
         r"Traceback \(most recent call last\)": "is a stack trace",
-        r"(?:# (?:HELP|TYPE) )?tgi_": "has metrics of text-generation-inference",
-        r"(?:# (?:HELP|TYPE) )?(?:nv_|trtllm_)": "has metrics of Triton or TensorRT-LLM",
+        f"{_OF_METRICS}?tgi_": "has metrics of text-generation-inference",
+        f"{_OF_METRICS}?(?:nv_|trtllm_)": "has metrics of Triton or TensorRT-LLM",
         r"\[TensorRT-LLM\]|\[TRT-LLM\]": "is a log of TensorRT-LLM",
-        r"(?:# (?:HELP|TYPE) )?lmdeploy": "has metrics of LMDeploy",
-        r"# (?:HELP|TYPE) (?!(?:ray_)?(?:vllm|sglang|llamacpp)[:_])": "has metrics of another "
-        "program than vLLM, SGLang or llama.cpp",
+        f"{_OF_METRICS}?lmdeploy": "has metrics of LMDeploy",
+        f"{_OF_METRICS}(?!{_OURS})": "has metrics of another program",
     },
 }
 """By the next step, beginnings of a line, and whose it is."""

@@ -30,7 +30,8 @@ def read(source: Source) -> ServerLog | list[Scrape] | list[Any]:
     """
     readers = [made(source.name) for made in (VllmLog, SglangLog, LlamacppLog)]
     for line in engine_lines(source):
-        any(reader.take(line) for reader in readers)
+        for reader in readers:
+            reader.take(line)
     logs = [reader.log for reader in readers]
     found = [log for log in logs if log.intervals]
     if len(found) > 1:
@@ -77,13 +78,14 @@ def _answers(name: str, records: Sequence[Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "format": "llamacpp-answers",
         "engine": "llamacpp",
+        "source": name,
         "num_requests": len(records),
         "num_tokens": tokens,
         "num_draft_tokens": drafted,
         "num_accepted_tokens": accepted,
     }
     why = "answers do not state the draft length: import the server's metrics or log"
-    return mean_figures((max(mean[0], 1.0), mean[1]), None, why, [], facts)
+    return facts | mean_figures((max(mean[0], 1.0), mean[1]), None, why, [])
 
 
 # --------------------------------------------------------------------------- one summary

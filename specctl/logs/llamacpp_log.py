@@ -42,7 +42,7 @@ class LlamacppLog:
         self._tokens: dict[str, tuple[float, int]] = {}
         self._open: dict[str, tuple[Interval, float]] = {}
 
-    def take(self, line: Line) -> bool:
+    def take(self, line: Line) -> None:
         found = _TASK.search(line.before)
         task = f"{line.process} {found[1] if found else ''}"
         if line.mark.startswith("draft acceptance"):
@@ -53,9 +53,6 @@ class LlamacppLog:
             self.log.has_lines = True
             if timed := _EVAL.search(line.text):
                 self._tokens[task] = float(timed[1]), int(timed[2])
-        else:
-            return False
-        return True
 
     def _request(self, line: Line, task: str) -> None:
         sums, mean = _SUMS.search(line.text), _MEAN.search(line.text)

@@ -158,4 +158,4 @@ def _sglang_figures(scrape: Scrape, model: str, named: Named) -> dict[str, Any] 
         depth = int(drafted[0]) - 1 if drafted else None
     earlier = "whether the draft length changed" if rounds else "anything"
     unknown = [f"{earlier} before the last interval"]
-    return mean_figures(mean, depth, why, unknown, facts)
+    return facts | mean_figures(mean, depth, why, unknown)

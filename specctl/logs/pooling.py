@@ -60,7 +60,7 @@ def pooled(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any]:
     if all(one.at_least for one in intervals):
         return facts | _by_position(intervals)
     if log.engine == "sglang":
-        return _of_means(intervals, facts | {"mean_of_interval_means": mean})
+        return facts | {"mean_of_interval_means": mean} | _of_means(intervals)
     least, most = (
         sum(one.num_accepted / (one.mean[end] - 1) if one.num_accepted else 1 for one in intervals)
         for end in (1, 0)
@@ -68,7 +68,8 @@ def pooled(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any]:
     accepted = sum(one.num_accepted for one in intervals)
     facts["num_draft_tokens"] = sum(one.num_drafted for one in intervals)
     facts["num_accepted_tokens"] = accepted
-    return mean_figures((1 + accepted / most, 1 + accepted / least), None, NO_POSITIONS, [], facts)
+    bounds = 1 + accepted / most, 1 + accepted / least
+    return facts | mean_figures(bounds, None, NO_POSITIONS, [])
 
 
 def _processes(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
@@ -84,8 +85,6 @@ def _processes(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
             "mean_acceptance_length": _mean(own)[0],
             "first_line": own[0].spot.number,
             "last_line": own[-1].spot.number,
-            "from": own[0].time,
-            "to": own[-1].time,
             "follows": 0 < last < own[0].spot.number,
         }
         for (name, own), last in zip(named.items(), before, strict=False)
@@ -116,19 +115,19 @@ def _by_position(intervals: Sequence[Interval]) -> dict[str, Any]:
     return figures
 
 
-def _of_means(intervals: Sequence[Interval], facts: dict[str, Any]) -> dict[str, Any]:
+def _of_means(intervals: Sequence[Interval]) -> dict[str, Any]:
     """SGLang: an interval has the mean of an unknown number of rounds."""
     first = intervals[0]
-    if first.drafts in ("tree", "varying"):
-        depth, why = None, TREES if first.drafts == "tree" else VARIES
-    elif first.num_draft_tokens is not None:
-        depth, why = first.num_draft_tokens, ""
-    else:
+    depth, why = first.num_draft_tokens, {"tree": TREES, "varying": VARIES}.get(first.drafts, "")
+    if depth is None and not why:
         depth, why = stated_length(intervals)
-    facts |= {"num_rounds": None, "draft_tokens_if": None if depth else chain_lengths(intervals)}
     mean = min(one.mean[0] for one in intervals), max(one.mean[1] for one in intervals)
     unknown = ["how many rounds each interval had"]
-    return mean_figures(mean, depth, why, unknown, facts, is_chain=first.drafts == "chain")
+    return {
+        "num_rounds": None,
+        "draft_tokens_if": None if depth else chain_lengths(intervals),
+        **mean_figures(mean, depth, why, unknown, is_chain=first.drafts == "chain"),
+    }
 
 
 def _parts(intervals: Sequence[Interval]) -> list[list[Interval]]:

@@ -72,20 +72,25 @@ class ServerLog:
             self._starts[rank] += 1
             self._ran.discard(rank)
 
-    def add(self, interval: Interval, *identity: str) -> None:
-        """Adds an interval, unless the same process printed it at the same time before: loggers
-        with two handlers print twice, and files are joined twice."""
-        process = interval.process
-        self._ran.add(process)
-        if starts := self._starts[process]:
-            name = f"{process or 'the server'}, start {starts + 1}"
-            interval = replace(interval, process=name)
-        key = (interval.process, interval.time, *identity)
-        if interval.time and key in self._seen:
-            self.leave_out(interval.spot, "repeats one of the same process, time and figures")
+    def add(self, spot: Spot, found: Interval | str, *identity: str) -> None:
+        """Adds what a line holds, or the reason why it is left out.
+
+        A process that prints the same at the same time again is counted once: loggers with two
+        handlers print twice, and files are joined twice.
+        """
+        if isinstance(found, str):
+            self.leave_out(spot, found)
+            return
+        self._ran.add(found.process)
+        if starts := self._starts[found.process]:
+            run = f"{found.process or 'the server'}, start {starts + 1}"
+            found = replace(found, process=run)
+        key = (found.process, found.time, *identity)
+        if found.time and key in self._seen:
+            self.leave_out(spot, "repeats one of the same process, time and figures")
             return
         self._seen.add(key)
-        self.intervals.append(interval)
+        self.intervals.append(found)
 
     def set(self, name: str, value: str) -> None:
         values = self.settings.setdefault(name, [])

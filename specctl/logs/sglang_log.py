@@ -38,15 +38,11 @@ _ARGUMENT = re.compile(
     r"\b(speculative_(?:algorithm|num_steps|num_draft_tokens|eagle_topk|adaptive))'?[:=] ?'?(\w+)"
 )
 _MAX_DEPTH = 256
-BEFORE_OCTOBER, BEFORE_APRIL, SINCE_APRIL = RELEASES = (
-    "SGLang is older than October 2025",
-    "SGLang is older than April 2026",
-    "SGLang is of April 2026 or newer",
-)
+_BEFORE_OCTOBER = "SGLang is older than October 2025"
 _DEPTHS: dict[str, Callable[[float, float], float]] = {
-    BEFORE_OCTOBER: lambda length, rate: length / rate,
-    BEFORE_APRIL: lambda length, rate: length / rate - 1,
-    SINCE_APRIL: lambda length, rate: (length - 1) / rate,
+    _BEFORE_OCTOBER: lambda length, rate: length / rate,
+    "SGLang is older than April 2026": lambda length, rate: length / rate - 1,
+    "SGLang is of April 2026 or newer": lambda length, rate: (length - 1) / rate,
 }
 """Draft tokens of a chain from a mean and a rate, by release."""
 
@@ -58,7 +54,7 @@ class SglangLog:
         self.log = ServerLog("sglang", name)
         self._arguments: dict[str, dict[str, str]] = {}
 
-    def take(self, line: Line) -> bool:
+    def take(self, line: Line) -> None:
         if line.mark == "server_args":
             self.log.start(line.process)
             arguments = dict(_ARGUMENT.findall(line.text))
@@ -69,29 +65,23 @@ class SglangLog:
                 if algorithm != "None":
                     self.log.set("method", algorithm)
         elif line.mark == "Decode batch":
-            self._interval(line)
-        else:
-            return False
-        return True
+            self.log.has_lines = True
+            if (found := self._interval(line)) is not None:
+                self.log.add(line.spot, found, line.text)
 
-    def _interval(self, line: Line) -> None:
-        log, text = self.log, line.text
-        log.has_lines = True
-        found = (p.search(text) for p in (_RUNNING, _LENGTH, _RATE, _SPEED))
-        running, length, rate, speed = found
+    def _interval(self, line: Line) -> Interval | str | None:
+        """The interval of a line, the reason why it is left out, or None for one without drafts."""
+        text = line.text
+        running, length, rate, speed = (p.search(text) for p in (_RUNNING, _LENGTH, _RATE, _SPEED))
         if running and speed and "accept" not in text:
-            if is_cut(line):
-                log.leave_out(line.spot, CUT)
-            log.plain.append((int(running[1]), float(speed[1])))
-            return
+            self.log.plain.append((int(running[1]), float(speed[1])))
+            return CUT if is_cut(line) else None
         if is_cut(line):
-            log.leave_out(line.spot, CUT)
-            return
+            return CUT
         if "accept len: 0.00" in text:  # no round in this interval
-            return
+            return None
         if running is None or length is None or float(length[1]) < 1:
-            log.leave_out(line.spot, "lacks #running-req or an accept len of at least 1")
-            return
+            return "lacks #running-req or an accept len of at least 1"
         drafts, depth = self._drafts(line)
         mean = float(length[1])
         interval = Interval(
@@ -106,10 +96,9 @@ class SglangLog:
             drafts=drafts,
             num_draft_tokens=depth,
         )
-        if depth and rate and not any(depth in _fitting(interval, name) for name in RELEASES):
-            log.leave_out(line.spot, CONTRADICTS)
-            return
-        log.add(interval, text)
+        if depth and rate and not any(depth in _fitting(interval, name) for name in _DEPTHS):
+            return CONTRADICTS
+        return interval
 
     def _drafts(self, line: Line) -> tuple[str, int | None]:
         """The kind of drafts and a chain's length, as the start of this process says."""
@@ -132,15 +121,13 @@ def chain_lengths(intervals: Sequence[Interval]) -> dict[str, list[int]]:
     rated = [one for one in intervals if one.rate is not None]
     if not rated:
         return {}
-    found = {
-        name: set.intersection(*({*_fitting(one, name)} for one in rated)) for name in RELEASES
-    }
+    found = {name: set.intersection(*({*_fitting(one, name)} for one in rated)) for name in _DEPTHS}
     return {name: sorted(depths) for name, depths in found.items() if depths}
 
 
 def _fitting(one: Interval, release: str) -> range:
     """Chain lengths that a mean and a rate leave in their digits."""
-    if release != BEFORE_OCTOBER and _is_above_1(one):
+    if release != _BEFORE_OCTOBER and _is_above_1(one):
         return range(0)
     depth_of, rate = _DEPTHS[release], one.rate or 0.0
     low = depth_of(one.mean[0], rate + MEAN_ERROR)
@@ -157,7 +144,7 @@ def stated_length(intervals: Sequence[Interval]) -> tuple[int | None, str]:
         why = "mean and rate fit no chain, so these may be trees"
     elif any(len(depths) > 4 for depths in fitting.values()):
         why = "means and rates leave many draft lengths"
-    elif [*fitting] != [BEFORE_OCTOBER] and [len(found) for found in fitting.values()] == [1]:
+    elif [*fitting] != [_BEFORE_OCTOBER] and [len(found) for found in fitting.values()] == [1]:
         return next(iter(fitting.values()))[0], ""
     else:
         lengths = [

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from specctl.formatting import Table, count, listed
-from specctl.logs.advice import gain_words, mean_of, shown_range
+from specctl.formatting import Table, count
+from specctl.logs.advice import mean_of
 from specctl.logs.server_log import ENGINES
 
 
@@ -48,7 +48,7 @@ def _read_words(summary: dict[str, Any], name: str, figures: dict[str, Any]) -> 
     method = settings.get("method") or settings.get("method argument")
     said = [
         " ".join([ENGINES[summary["engine"]], *settings.get("version", [])]),
-        listed(method) if method else "",
+        *(method or []),
         count(depth, "draft token") if depth else "draft length not known",
     ]
     amounts = [
@@ -56,19 +56,21 @@ def _read_words(summary: dict[str, Any], name: str, figures: dict[str, Any]) -> 
         for noun in ("request", "interval", "round")
         if figures.get(f"num_{noun}s")
     ]
-    amounts.append(figures.get("counted", ""))
-    span = f"{figures['from']} to {figures['to']}" if figures.get("from") else ""
-    source = summary.get("source", "")
-    source = figures.get("source", source)
-    where = name if name.startswith(source) else ", ".join(filter(None, (source, name)))
-    return f"{where}: {', '.join(filter(None, said))}; {', '.join(filter(None, (*amounts, span)))}"
+    if when := figures.get("counted"):
+        amounts.append(when)
+    if figures.get("from"):
+        amounts.append(f"{figures['from']} to {figures['to']}")
+    source = figures.get("source", summary["source"])
+    where = name if name.startswith(source) else f"{source}, {name}" if name else source
+    return f"{where}: {', '.join(said)}; {', '.join(amounts)}"
 
 
 def _acceptance(figures: dict[str, Any]) -> Table | str:
     sweep = figures["fixed_length_sweep"]
     if sweep is None:
-        return f"Mean acceptance length {shown_range(mean_of(figures), '.3f')}"
-    rows = []
+        return f"Mean acceptance length {_range(mean_of(figures), '.3f')}"
+    rows, ends = [], figures.get("marginal_interval")
+    basis = f"Intervals {figures['interval_basis']}; " if ends else ""
     for place, chain in enumerate(sweep["chains"]):
         shares = [
             "-"
@@ -76,16 +78,14 @@ def _acceptance(figures: dict[str, Any]) -> Table | str:
             else f"{found[place]:.3f}"
             for key in ("marginal_prob", "conditional_prob")
         ]
-        ends = figures.get("marginal_interval")
-        interval = "-" if ends is None else f"{ends[place][0]:.3f} to {ends[place][1]:.3f}"
-        tau = shown_range(chain["mean_acceptance_length_range"], ".3f")
+        interval = f"{ends[place][0]:.3f} to {ends[place][1]:.3f}" if ends else "-"
+        tau = _range(chain["mean_acceptance_length_range"], ".3f")
         rows.append((str(chain["num_draft_tokens"]), shares[0], interval, shares[1], tau))
-    basis = figures.get("interval_basis")
     return Table(
         "Acceptance by position",
         ("draft token", "accepted", "95% interval", "of those reached", "τ up to here"),
         rows,
-        f"Intervals {basis}; τ {sweep['basis']}." if basis else f"τ {sweep['basis']}.",
+        f"{basis}τ {sweep['basis']}.",
     )
 
 
@@ -95,11 +95,23 @@ def _what_to_do(figures: dict[str, Any]) -> Table:
         lengths = one["num_draft_tokens"]
         best = "off" if lengths == [0] else " or ".join(map(str, lengths))
         ends = one["over_plain_interval"]
-        gain = gain_words(one) + (f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "")
-        speed = shown_range(one["tokens_per_s_range"][lengths[-1]], ",.0f")
+        gain = _gain(one) + (f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "")
+        speed = _range(one["tokens_per_s_range"][lengths[-1]], ",.0f")
         rows.append((str(one["batch_size"]), best, f"x {gain}", speed))
     return Table(
         f"What to do, on {figures['clock']}",
         ("requests", "best length", "over plain decoding", "tokens/s of all"),
         rows,
     )
+
+
+def _range(found: Sequence[float], digits: str) -> str:
+    """`2.10`, or `1.90 to 2.10` if the ends differ in these digits."""
+    low, high = (f"{end:{digits}}" for end in found)
+    return low if low == high else f"{low} to {high}"
+
+
+def _gain(best: dict[str, Any]) -> str:
+    """The speed of the best lengths over plain decoding: `2.27`, or `1.91 to 2.23` of several."""
+    gains = [best["over_plain_range"][length] for length in best["num_draft_tokens"]]
+    return _range((min(low for low, _ in gains), max(high for _, high in gains)), ".2f")

@@ -24,7 +24,6 @@ from specctl.logs.server_log import (
     BEFORE_0_9,
     CONTRADICTS,
     CUT,
-    MEAN_ERROR,
     NO_DRAFTS,
     NUMBER,
     RATE_ERROR,
@@ -54,19 +53,23 @@ class VllmLog:
 
     def __init__(self, name: str) -> None:
         self.log = ServerLog("vllm", name)
-        self._running: dict[str, tuple[int, float]] = {}
-        self._engine: dict[str, str] = {}  # `Engine 000:`, which stands in the line of throughput
+        # Of the line of throughput before: running requests and tokens/s, and `Engine 000:`.
+        self._before: dict[str, tuple[tuple[int, float] | None, str]] = {}
 
-    def take(self, line: Line) -> bool:
+    def take(self, line: Line) -> None:
         mark = line.mark
+        load, engine = self._before.get(line.process, (None, ""))
         if mark == "SpecDecoding metrics:":
-            self._interval(line)
+            self.log.add(line.spot, _interval(line, load), line.text, engine)
+            if repeated := _REPEATED.search(line.text):
+                reason = "was printed by other processes too, and Ray left those out"
+                self.log.leave_out(line.spot, reason, int(repeated[1]))
         elif mark == "Avg prompt throughput:":
             self.log.has_lines = True
-            self._engine[line.process] = line.before.strip()[-11:]
-            if load := _LOAD.search(line.text):
-                self._running[line.process] = int(load[2]), float(load[1])
-                self.log.plain.append((int(load[2]), float(load[1])))
+            if found := _LOAD.search(line.text):
+                load = int(found[2]), float(found[1])
+                self.log.plain.append(load)
+            self._before[line.process] = load, line.before.strip()[-11:]
         elif mark == "Speculative metrics:":
             self.log.leave_out(line.spot, BEFORE_0_9)
         elif mark == "DiffusionDecoding metrics:":
@@ -78,9 +81,6 @@ class VllmLog:
             self._settings(line.text)
         elif mark == "non-default args:":
             self._settings(line.text)
-        else:
-            return False
-        return True
 
     def _settings(self, text: str) -> None:
         if (found := _SPECULATIVE.search(text)) is None:
@@ -94,53 +94,42 @@ class VllmLog:
             method = "method" if found["old"] else "method argument"
             self.log.set(method if name == "method" else "num_draft_tokens", value)
 
-    def _interval(self, line: Line) -> None:
-        log, text = self.log, line.text
-        mean, tokens, rates = _MEAN.search(text), _TOKENS.search(text), _RATES.search(text)
-        if tokens is not None and int(tokens[2]) == 0:  # its rates are nan
-            log.leave_out(line.spot, NO_DRAFTS)
-            return
-        if tokens and rates is None and text.lstrip().startswith("Draft acceptance rate"):
-            log.leave_out(line.spot, BEFORE_0_9)
-            return
-        if is_cut(line):
-            log.leave_out(line.spot, CUT)
-            return
-        if tokens is None or mean is None or rates is None or "\ufffd" in text:
-            log.leave_out(line.spot, "lacks figures that vLLM 0.9 to 0.33 prints")
-            return
-        shares = [float(rate) for rate in re.split(r",\s*", rates[1])]
-        accepted, drafted = int(tokens[1]), int(tokens[2])
-        average = _AVERAGE.search(text)
-        # Some builds of 0.9 leave the bonus token out of the mean.
-        means = [float(mean[1])] + ([float(mean[1]) + 1] if average is None else [])
-        found = next(filter(None, (rounds_of(m, accepted, drafted, shares) for m in means)), None)
-        off = abs(100 * accepted / drafted - float(average[1])) if average else 0.0
-        if found is None or off > 100 * RATE_ERROR:
-            log.leave_out(line.spot, CONTRADICTS)
-            return
-        num_rounds, is_even = found
-        speed, load = _SPEED.search(text), self._running.get(line.process)
-        log.add(
-            Interval(
-                line.spot,
-                line.process,
-                line.time,
-                (1 + accepted / num_rounds - MEAN_ERROR, 1 + accepted / num_rounds + MEAN_ERROR),
-                num_rounds,
-                num_rounds,
-                drafted,
-                accepted,
-                tuple(round(share * num_rounds) for share in shares),
-                is_even,
-                load[0] if load else None,
-                drafted / float(speed[1]) if speed and float(speed[1]) else None,
-                tokens_per_s=load[1] if load else None,
-                num_draft_tokens=len(shares),
-            ),
-            text,
-            self._engine.get(line.process, ""),
-        )
-        if repeated := _REPEATED.search(text):
-            reason = "was printed by other processes too, and Ray left those out"
-            log.leave_out(line.spot, reason, int(repeated[1]))
+
+def _interval(line: Line, load: tuple[int, float] | None) -> Interval | str:
+    """The interval of a line, or the reason why it is left out."""
+    text = line.text
+    mean, tokens, rates = _MEAN.search(text), _TOKENS.search(text), _RATES.search(text)
+    if tokens and int(tokens[2]) == 0:  # its rates are nan
+        return NO_DRAFTS
+    if tokens and rates is None and text.lstrip().startswith("Draft acceptance rate"):
+        return BEFORE_0_9
+    if is_cut(line):
+        return CUT
+    if tokens is None or mean is None or rates is None or "\ufffd" in text:
+        return "lacks figures that vLLM 0.9 to 0.33 prints"
+    shares = [float(rate) for rate in re.split(r",\s*", rates[1])]
+    accepted, drafted = int(tokens[1]), int(tokens[2])
+    average, speed = _AVERAGE.search(text), _SPEED.search(text)
+    found = rounds_of(float(mean[1]), accepted, drafted, shares)
+    if found is None and average is None:  # some builds of 0.9 leave the bonus token out
+        found = rounds_of(float(mean[1]) + 1, accepted, drafted, shares)
+    off = abs(100 * accepted / drafted - float(average[1])) if average else 0.0
+    if found is None or off > 100 * RATE_ERROR:
+        return CONTRADICTS
+    num_rounds, is_even = found
+    return Interval(
+        line.spot,
+        line.process,
+        line.time,
+        (1 + accepted / num_rounds,) * 2,
+        num_rounds,
+        num_rounds,
+        drafted,
+        accepted,
+        at_least=tuple(round(share * num_rounds) for share in shares),
+        is_even=is_even,
+        num_draft_tokens=len(shares),
+        num_running=load[0] if load else None,
+        tokens_per_s=load[1] if load else None,
+        seconds=drafted / float(speed[1]) if speed and float(speed[1]) else None,
+    )

@@ -30,19 +30,22 @@ class Line:
     time: str = ""  # the nearest before the mark, as it stands there
 
 
-MARK = re.compile(
-    r"SpecDecoding metrics: *|Avg prompt throughput: *|Speculative metrics: *|"
-    r"DiffusionDecoding metrics: *|vLLM API server version *|Initializing an? (?:V\d )?LLM engine "
-    r"\(v|non-default args: *|"
-    r"Decode batch|server_args=|"
-    r"draft acceptance(?: rate)? *= *|acc per pos *= *\(|(?<!prompt )eval time *= *"
-)
-_WORDS = (
-    *("SpecDecoding", "prompt throughput", "Speculative metrics", "DiffusionDecoding"),
-    *("API server version", "LLM engine", "non-default args", "Decode batch", "server_args"),
-    *("draft acceptance", "acc per pos", "eval time"),
-)
-"""A word of each mark."""
+_MARKS = {
+    "SpecDecoding": "SpecDecoding metrics: *",
+    "prompt throughput": "Avg prompt throughput: *",
+    "Speculative metrics": "Speculative metrics: *",
+    "DiffusionDecoding": "DiffusionDecoding metrics: *",
+    "API server version": "vLLM API server version *",
+    "LLM engine": r"Initializing an? (?:V\d )?LLM engine \(v",
+    "non-default args": "non-default args: *",
+    "Decode batch": "Decode batch",
+    "server_args": "server_args=",
+    "draft acceptance": "draft acceptance(?: rate)? *= *",
+    "acc per pos": r"acc per pos *= *\(",
+    "eval time": "(?<!prompt )eval time *= *",
+}
+"""Marks by a word of each, for which a line is searched first: much faster."""
+_MARK = re.compile("|".join(_MARKS.values()))
 _ENDS = {
     "SpecDecoding metrics:": re.compile(r"\s*Draft acceptance rate|.*Avg\s*Draft.*:\s*[\d.na]+%"),
     "Decode batch": re.compile(r".*#queue-req:\s*\d"),
@@ -90,7 +93,7 @@ def engine_lines(source: Source) -> Iterator[Line]:
     for spot, text, fields in _records(source):
         if earlier and not _STARTS.match(text) and _has_mark(earlier[-30:] + text.strip()[:30]):
             text = earlier + text.strip()  # folded within a mark
-        marks = [*MARK.finditer(text)] if _has_mark(text) else []
+        marks = [*_MARK.finditer(text)] if _has_mark(text) else []
         earlier = "" if marks else text.rstrip()
         is_more = not marks and folds < _MAX_FOLDS
         if held and is_more and not _STARTS.match(text) and not _TIME.search(text):
@@ -107,8 +110,9 @@ def engine_lines(source: Source) -> Iterator[Line]:
         for found, after in zip_longest(marks, marks[1:]):
             before, end = text[start : found.start()], after.start() if after else len(text)
             start = found.end()
-            named = [value for name, value in fields.items() if name != "time"]
-            process = " ".join(dict.fromkeys([*named, *_names_in(before)]))
+            names = [value for name, value in fields.items() if name != "time"]
+            names += [name.strip() for pattern in _PROCESSES for name in pattern.findall(before)]
+            process = " ".join(dict.fromkeys(names))
             times = _TIME.findall(before) or [fields.get("time", "")]
             mark = found[0].rstrip(" (=")
             line = Line(spot, mark, text[found.end() : end], before, process, times[-1])
@@ -124,12 +128,6 @@ def is_cut(line: Line) -> bool:
     """Whether the end is missing that lines of this mark have."""
     end = _ENDS.get(line.mark)
     return end is not None and end.match(line.text) is None
-
-
-def _names_in(before: str) -> Iterator[str]:
-    """Names of pods, hosts, processes and ranks."""
-    for pattern in _PROCESSES:
-        yield from (found[1].strip() for found in pattern.finditer(before))
 
 
 def _records(source: Source) -> Iterator[tuple[Spot, str, dict[str, str]]]:
@@ -161,8 +159,8 @@ def _records(source: Source) -> Iterator[tuple[Spot, str, dict[str, str]]]:
 
 
 def _has_mark(text: str) -> bool:
-    """Whether a line may have a mark; much faster than `MARK`."""
-    return any(word in text for word in _WORDS)
+    """Whether a line may have a mark."""
+    return any(word in text for word in _MARKS)
 
 
 def _plain(text: str) -> str:
@@ -179,19 +177,18 @@ def _unwrapped(text: str, fields: dict[str, str], depth: int = 3) -> str:
         found, _ = json.JSONDecoder(strict=False).raw_decode(brace + rest)
     except ValueError:
         return text
-    nested = [one for one in found.values() if isinstance(one, dict)]
-    nested += [one["labels"] for one in nested if isinstance(one.get("labels"), dict)]
-    for record in (found, *nested):
-        named = {key: str(record[key]) for key in _NAMES if isinstance(record.get(key), str | int)}
-        fields |= named
+    records = [found, *(one for one in found.values() if isinstance(one, dict))]
+    records += [one["labels"] for one in records[1:] if isinstance(one.get("labels"), dict)]
+    for record in records:
+        fields |= {
+            key: str(record[key]) for key in _NAMES if isinstance(record.get(key), str | int)
+        }
         for key in _TIMES:
             if isinstance(record.get(key), str):
                 fields["time"] = record[key]
-    for record in (found, *nested):
-        for key in _TEXTS:
-            message = _as_text(record.get(key))
-            if message is not None:
-                return before + (_unwrapped(message, fields, depth - 1) if depth else message)
+    for message in (_as_text(record.get(key)) for record in records for key in _TEXTS):
+        if message is not None:
+            return before + (_unwrapped(message, fields, depth - 1) if depth else message)
     return text
 
 

@@ -84,11 +84,11 @@ TEXTS = [
     ('[GIN] 2026/01/02 - 03:04:05 | 200 | 1.2s | POST "/api/chat"\n', "a log of Ollama"),
     (
         "# HELP python_gc x\npython_gc 1\n",
-        "metrics of another program than vLLM, SGLang or llama.cpp",
+        "metrics of another program; logs and metrics of vLLM, SGLang and llama.cpp",
     ),
     (
         "Counter(name='vllm:spec_decode_num_drafts', labels={}, value=6)\n",
-        "vLLM's LLM.get_metrics()",
+        "is of vLLM's LLM.get_metrics()",
     ),
     ("n_draft   = 16\nn_predict = 70\nn_drafted = 90\nn_accept  = 60\n", "llama.cpp's example"),
     ("Traceback (most recent call last):\n  File x\n", "a stack trace"),

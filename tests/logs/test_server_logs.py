@@ -233,7 +233,6 @@ def test_what_vllm_s_start_says(
 ) -> None:
     settings = imported("\n".join([*lines, *vllm_log()]))["settings"]
     settings = {name.removesuffix(" argument"): values for name, values in settings.items()}
-    settings = {name.removesuffix(" argument"): values for name, values in settings.items()}
     assert (settings.get("version"), settings.get("method")) == (version, method)
 
 
