@@ -30,7 +30,7 @@ _TASK = re.compile(r"task (\d{1,9})")
 _SUMS = re.compile(r"\(\s*(\d{1,9}) accepted\s*/\s*(\d{1,9}) generated\)")
 _MEAN = re.compile(rf"mean (?:len|acceptance length)\s*=\s*{NUMBER}")
 _RATES = re.compile(r"\(?(\d\.\d{3}(?:,\s*\d\.\d{3})*)\)")
-_EVAL = re.compile(rf"{NUMBER} ms /\s*(\d{{1,9}}) tokens")
+_EVAL = re.compile(r" ms /\s*(\d{1,9}) tokens")
 NO_POSITIONS = "run the server with -lv 4 for acceptance by position"
 
 
@@ -39,61 +39,59 @@ class LlamacppLog:
 
     def __init__(self, name: str) -> None:
         self.log = ServerLog("llamacpp", name)
-        self._tokens: dict[str, tuple[float, int]] = {}
+        self._tokens: dict[str, int] = {}
         self._open: dict[str, tuple[Interval, float]] = {}
 
     def take(self, line: Line) -> None:
         found = _TASK.search(line.before)
         task = f"{line.process} {found[1] if found else ''}"
         if line.mark.startswith("draft acceptance"):
-            self._request(line, task)
+            self._open.pop(task, None)
+            request = self._request(line, task)
+            if isinstance(request, str):
+                self.log.leave_out(line.spot, request)
+            if not isinstance(request, Interval):
+                return
+            self.log.intervals.append(request)
+            if mean := _MEAN.search(line.text):
+                self._open[task] = request, float(mean[1])
+            if "per position" in line.text:
+                self._positions(line, task)
         elif line.mark.startswith("acc per pos"):
             self._positions(line, task)
         elif line.mark.startswith("eval time"):
             self.log.has_lines = True
             if timed := _EVAL.search(line.text):
-                self._tokens[task] = float(timed[1]), int(timed[2])
+                self._tokens[task] = int(timed[1])
 
-    def _request(self, line: Line, task: str) -> None:
+    def _request(self, line: Line, task: str) -> Interval | str | None:
+        """The request of a line, the reason why it is left out, or None for one without drafts."""
         sums, mean = _SUMS.search(line.text), _MEAN.search(line.text)
         timed = self._tokens.pop(task, None)
-        self._open.pop(task, None)
         if sums is None:
-            self.log.leave_out(line.spot, CUT)
-            return
+            return CUT
         accepted, drafted = map(int, sums.groups())
         if accepted > drafted:
-            self.log.leave_out(line.spot, CONTRADICTS)
-            return
+            return CONTRADICTS
         if not drafted:
-            return
+            return None
         if mean is not None:
             least, most = _rounds(accepted, drafted, float(mean[1]))
-        elif timed is not None and timed[1] - 1 > accepted:
+        elif timed is not None and timed - 1 > accepted:
             # Each round emits one token more than it accepts, a request's first token stands
             # before its rounds, and a last round may end with an accepted stop token.
-            least, most = timed[1] - 1 - accepted, timed[1] - accepted
+            least, most = timed - 1 - accepted, timed - accepted
         else:
-            self.log.leave_out(line.spot, "says no mean length, and no `eval time` of its task")
-            return
-        bounds = 1 + accepted / most, 1 + accepted / least
-        seconds = timed[0] / 1000 if timed else None
-        self.log.intervals.append(
-            Interval(
-                line.spot,
-                line.process,
-                line.time,
-                bounds,
-                (least + most) / 2,
-                num_drafted=drafted,
-                num_accepted=accepted,
-                seconds=seconds,
-            )
+            return "says no mean length, and no `eval time` of its task"
+        return Interval(
+            line.spot,
+            line.process,
+            line.time,
+            (1 + accepted / most, 1 + accepted / least),
+            (least + most) / 2,
+            num_drafted=drafted,
+            num_accepted=accepted,
         )
-        if mean is not None:
-            self._open[task] = self.log.intervals[-1], float(mean[1])
-            if "per position" in line.text:
-                self._positions(line, task)
 
     def _positions(self, line: Line, task: str) -> None:
         """Joins rates by position to the request of the same task."""
