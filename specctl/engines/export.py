@@ -36,7 +36,7 @@ from specctl.policy import (
 from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, TuneConfig
 from specctl.runtime.checkpoints import WORDS, Kind, block_size, methods_of
-from specctl.runtime.identity import local_folder
+from specctl.runtime.identity import local_folder, model_folder
 from specctl.runtime.words import (
     NamedPolicy,
     names_artifact,
@@ -314,11 +314,11 @@ def judge(
                 "simulate the batch",
                 hint="give both, or leave --log out",
             )
-        if engine.batching == "llamacpp" and not losses:  # its rules at the end of a text
+        # Our batching for policies that the engine lacks; llama.cpp has rules at the end of a text.
+        if not losses and (is_load or engine.batching == "llamacpp"):
             config = config.model_copy(update={"engine": engine.batching})
-        if is_load:  # our batching for policies that the engine lacks
-            batching = "specctl" if losses else engine.batching
-            config = config.model_copy(update={"batch_size": batch_size, "engine": batching})
+        if is_load:
+            config = config.model_copy(update={"batch_size": batch_size})
         figures = replay_traces(traces, config, named=strict)
     return Judged(engine, source, losses, chosen, label, figures)
 
@@ -360,9 +360,7 @@ def synthetic_rates(traces: TraceSet, policy: Policy, engine: Engine) -> tuple[f
 def target_of(named: NamedPolicy, model: str | None) -> str:
     """The served model: the given one, that of the artifact's pair, or the word TARGET."""
     name = model or next((one.manifest.pair.target for _, one in named.parts), "TARGET")
-    if name == "embedded" or name.startswith("embedded:"):
-        from specctl.runtime.identity import model_folder
-
+    if name.partition(":")[0] == "embedded":
         name = str(model_folder(name, embedded_default="target").absolute())
     return name
 

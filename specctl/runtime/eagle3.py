@@ -88,8 +88,8 @@ def load_eagle3(
     """
     facts = HeadFacts(folder, target_config)
     file = _HeadFile.of(facts)
-    facts.check(has_biases=any(name.endswith(".bias") for name in file.tensors))
     file.check_arithmetic()
+    facts.check()
     vocabulary = file.vocabulary()
     readings = facts.readings(file.num_fused(), len(vocabulary))
     config = readings[0].config

@@ -100,44 +100,42 @@ class HeadFacts:
     ) -> ModelError:
         return error(f"EAGLE-3 head {self.folder} {problem}", hint=hint)
 
-    def check(self, *, has_biases: bool) -> None:
+    def check(self) -> None:
         """Rejects another target, and heads of another arithmetic by the words of `config.json`.
 
-        Args:
-            has_biases: the file has some.
+        The file has one layer and no biases.
         """
         flat, context = self.flat, self.target.max_position_embeddings
         kinds, window = flat.get("layer_types"), flat.get("sliding_window")
         slides = (
             "sliding_attention" in kinds[:1] if kinds else flat.get("use_sliding_window") is True
         )
-        activation = flat.get("hidden_act") or "silu"
-        for part in (flat, self.eagle):
-            refused = {
-                "has use_aux_hidden_state false: it reads the last hidden state alone": (
-                    part.get("use_aux_hidden_state") is False
-                ),
-                f"has hidden_act {activation}": activation not in ("silu", "swish"),
-                f"attends to the last {window} positions alone (sliding_window) of {context}": (
-                    slides and isinstance(window, int) and window < context
-                ),
-                **{f"has {one} true, a norm of EAGLE-3.1": part.get(one) for one in _FLAGS},
-            }
-            for problem, holds in refused.items():
-                if holds:
-                    raise self.refuse(f"{problem}, which is not supported")
-        for name, size in (
-            ("hidden_size", self.target_width),
-            ("vocab_size", self.size("vocab_size")),
-        ):
+        activation, parts = flat.get("hidden_act") or "silu", (flat, self.eagle)
+        refused = {
+            "has use_aux_hidden_state false: it reads the last hidden state alone": any(
+                part.get("use_aux_hidden_state") is False for part in parts
+            ),
+            **{
+                f"has {name} true, a norm of EAGLE-3.1": any(part.get(name) for part in parts)
+                for name in _FLAGS
+            },
+            f"has hidden_act {activation}": activation not in ("silu", "swish"),
+            f"attends to the last {window} positions alone (sliding_window) of {context}": (
+                slides and isinstance(window, int) and window < context
+            ),
+        }
+        for problem, holds in refused.items():
+            if holds:
+                raise self.refuse(f"{problem}, which is not supported")
+        ours = {"hidden_size": self.target_width, "vocab_size": self.size("vocab_size")}
+        for name, size in ours.items():
             if size != (theirs := getattr(self.target, name)):
                 raise ModelConfigError(
                     f"the EAGLE-3 head was trained for a target of {name} {size}, but this one "
                     f"has {theirs}",
                     hint="pair the head with its own target",
                 )
-        stated = [name for name in _BIASES if flat.get(name)]
-        if stated and not has_biases:
+        if stated := [name for name in _BIASES if flat.get(name)]:
             self._warn(
                 f"{words(stated)} true, and the file has no biases: read without",
                 "vLLM and SGLang would add some that nothing sets: make it false before you serve "
