@@ -11,6 +11,7 @@ from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, Serving
@@ -81,36 +82,30 @@ def test_engines_get_their_own_method(tmp_path: Path, kind: str) -> None:
             ENGINES["llamacpp"].write(CHAIN.policy, serving)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("given", BY_ENGINE)
 @pytest.mark.parametrize("kind", ["eagle3", "eagle", "dflash", "peagle", "draft_model"])
 def test_a_method_that_contradicts_the_folder_is_refused(
-    tmp_path: Path, kind: Any, given: Any, engine: str
+    tmp_path: Path, kind: Any, given: Any
 ) -> None:
-    """For every engine: the method is settled before one writes."""
     folder = folder_of(kind, tmp_path)
     if given == kind:
         found = drafter_of(CHAIN, str(folder), given)
         assert found is not None
         assert found.method == kind
         return
-    if engine == "vllm":
-        with pytest.raises(UsageError, match=f"--method {given} contradicts .* {WORDS[kind]}"):
-            drafter_of(CHAIN, str(folder), given)
-    elif given in ("eagle3", "draft_model"):
-        words = ("export", "chain", "--to", engine, "--drafter", folder, "--method", given)
-        ended = specctl(*words)
-        assert (ended.code, ended.out) == (USAGE, "")
-        assert f"leave --method out, which writes {kind}" in ended.err
-        assert ended.err.count("\n") == 1
+    with pytest.raises(UsageError, match=f"--method {given} contradicts .* {WORDS[kind]}"):
+        drafter_of(CHAIN, str(folder), given)
 
 
-def test_the_advice_of_a_contradiction_works(tmp_path: Path) -> None:
-    folder = folder_of("eagle", tmp_path)
-    assert specctl(
-        "export", "chain", "--to", "vllm", "--drafter", folder, "--method", "eagle3"
-    ).code
-    assert '"method": "eagle"' in passes("export", "chain", "--to", "vllm", "--drafter", folder).out
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_advice_of_a_contradiction_works(tmp_path: Path, engine: str) -> None:
+    """For every engine: the method is settled before one writes."""
+    folder = folder_of("draft_model", tmp_path)
+    words = ("export", "chain", "--to", engine, "--drafter", folder, "--target", "t.gguf")
+    ended = specctl(*words, "--method", "eagle3")
+    assert (ended.code, ended.out) == (USAGE, "")
+    assert "leave --method out, which writes draft_model" in ended.err
+    assert passes(*words).out
 
 
 @pytest.mark.parametrize("given", BY_ENGINE)
@@ -131,6 +126,19 @@ def test_a_model_with_mtp_layers_drafts_for_itself_or_another(tmp_path: Path) ->
         assert found.method == (method or "mtp")
     with pytest.raises(UsageError, match="contradicts"):
         drafter_of(CHAIN, name, "eagle3", name)
+
+
+def test_a_block_drafter_as_gguf_does_not_say_whose_it_is(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="no gguf here; the extra gguf has it")
+    from specctl.engines.gguf_files import write_gguf
+
+    file, tensors = tmp_path / "d.gguf", iter([("fc.weight", torch.zeros(4, 32))])
+    write_gguf(file, "dflash", {}, tensors, "float32")
+    with pytest.raises(UsageError, match=r"as a DFlash .* or as a DSpark .*method dflash or dsp"):
+        drafter_of(CHAIN, str(file), None)
+    found = drafter_of(CHAIN, str(file), "dspark")
+    assert found is not None
+    assert found.method == "dspark"
 
 
 def test_a_folder_that_is_no_drafter_is_refused(tmp_path: Path) -> None:
