@@ -75,6 +75,7 @@ def chain_figures(
         "num_draft_tokens": num_drafted,
         "num_accepted_tokens": num_accepted,
         "mean_acceptance_length": 1 + num_accepted / num_rounds,
+        "mean_acceptance_length_range": [1 + num_accepted / num_rounds] * 2,
         "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else None,
         "marginal_prob": marginal,
         "marginal_interval": [[end.low, end.high] for end in ends]

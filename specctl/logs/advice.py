@@ -37,7 +37,7 @@ def explain(figures: dict[str, Any], advice: Advice | None) -> dict[str, Any]:
     if sweep is None:
         worth = [f"No length can be named: {figures['why_no_sweep']}."]
     elif advice is None:
-        worth = [_break_even_words(figures, sweep)]
+        worth = [_break_even_words(sweep)]
     else:
         spread = figures.get("marginal_interval")
         best = [best_lengths(sweep, advice.clock, size, spread) for size in advice.batch_sizes]
@@ -108,13 +108,6 @@ def _schedule(sweep: dict[str, Any], advice: Advice) -> list[tuple[int, int]] | 
     return found
 
 
-def mean_of(figures: dict[str, Any]) -> Sequence[float]:
-    """Least and most mean acceptance length."""
-    mean: float | None = figures.get("mean_acceptance_length")
-    found: list[float] = figures["mean_acceptance_length_range"] if mean is None else [mean, mean]
-    return found
-
-
 def _movement_words(figures: dict[str, Any]) -> list[str]:
     """Acceptance over time, and of processes that followed each other."""
     over, lines = figures.get("over_time"), []
@@ -163,10 +156,10 @@ def _limits(best: Sequence[dict[str, Any]], sweep: dict[str, Any], advice: Advic
     return limits
 
 
-def _break_even_words(figures: dict[str, Any], sweep: dict[str, Any]) -> str:
-    depth, tau = len(sweep["chains"]), mean_of(figures)[0]
-    if sweep["is_exact"]:
-        tau = sweep["chains"][-1]["mean_acceptance_length_range"][0]
+def _break_even_words(sweep: dict[str, Any]) -> str:
+    """Prices at which a round, and its last draft token, pay."""
+    depth, last = len(sweep["chains"]), sweep["chains"][-1]
+    tau, pays = last["mean_acceptance_length_range"][0], last["pays_below_step_frac"]
     if tau <= 1:
         return "Nothing was accepted, so drafting cannot pay: switch it off."
     tokens = "1 drafted token" if depth == 1 else f"{depth} drafted tokens"
@@ -175,7 +168,6 @@ def _break_even_words(figures: dict[str, Any], sweep: dict[str, Any]) -> str:
         f"plain steps: if a drafted token costs less than {(tau - 1) / depth:.0%} of a step where "
     )
     line += "verifying is free, or a verified token where drafting is free"
-    pays = sweep["chains"][-1]["pays_below_step_frac"]
     if pays is not None and depth > 1:
         line += f"; the last of them, over {depth - 1}, if one more costs less than {pays:.0%}"
     condition = f" ({sweep['if_chains']})" if sweep["if_chains"] else ""

@@ -127,7 +127,7 @@ def import_files(
     has_drafts = any(log.intervals for log in logs)
     for log in logs:
         if not log.intervals and not (has_drafts and log.plain and not log.left_out):
-            raise log.nothing()
+            raise log.refusal()
     own = own_advice(logs, batch_sizes) if advice is None else None
     return _explained(_of_logs(logs), advice or own, only_longest=own is not None)
 

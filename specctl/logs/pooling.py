@@ -28,15 +28,16 @@ def grouped(log: ServerLog) -> dict[str, list[Interval]]:
     """Intervals that may be pooled, by name: of one draft length, and of one process where settings
     changed within the log, or no draft length fits the means and rates of all."""
     has_positions = any(one.at_least for one in log.intervals)
-    untold = [one for one in log.intervals if one.rate and not (one.num_draft_tokens or one.drafts)]
+    # Means and rates alone tell the length of these.
+    rated = [one for one in log.intervals if one.rate and not (one.num_draft_tokens or one.drafts)]
     apart = any(len(values) > 1 for values in log.settings.values())
-    apart = apart or bool(untold and not chain_lengths(untold))
+    apart = apart or bool(rated and not chain_lengths(rated))
     groups: dict[str, list[Interval]] = {}
     for one in log.intervals:
         if has_positions and not one.at_least:
             log.leave_out(one.spot, "has no acceptance by position, as other requests do")
             continue
-        drafts = one.drafts.removeprefix("chain") or "draft length not told"
+        drafts = one.drafts.removeprefix("chain") or "draft length unknown"
         if one.num_draft_tokens:
             drafts = f"{one.num_draft_tokens} draft tokens"
         name = f"{drafts}, {one.process}" if apart and one.process else drafts

@@ -215,7 +215,7 @@ def json_scrapes(name: str, records: Sequence[Any]) -> list[Scrape]:
         ) from error
     ends: list[list[Sample | None]] = [[], []]
     for labels, values in series:
-        own = labels.pop("__name__", "")
+        own = str(labels.pop("__name__", ""))
         if _counts(_own_name(own) or "") and values != sorted(values, key=float):
             raise InputError(
                 f"{name}: {own} falls within the range, so the server restarted in it",

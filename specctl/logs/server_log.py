@@ -59,8 +59,8 @@ class ServerLog:
     has_lines: bool = False  # of the engine at work, with or without drafts
     plain: list[tuple[int, float]] = field(default_factory=list)  # running requests, tokens/s
     _starts: Counter[str] = field(default_factory=Counter)
-    _ran: set[str] = field(default_factory=set)
-    _seen: set[tuple[str, ...]] = field(default_factory=set)
+    _running: set[str] = field(default_factory=set)
+    _added: set[tuple[str, ...]] = field(default_factory=set)
 
     def leave_out(self, spot: Spot, reason: str, lines: int = 1) -> None:
         self.left_out[reason] += lines
@@ -68,9 +68,9 @@ class ServerLog:
 
     def start(self, process: str) -> None:
         """A start line: what the process, or its ranks, print from now on is another run."""
-        for rank in [one for one in self._ran if belongs(one, process)]:
+        for rank in [one for one in self._running if belongs(one, process)]:
             self._starts[rank] += 1
-            self._ran.discard(rank)
+            self._running.discard(rank)
 
     def add(self, spot: Spot, found: Interval | str, *identity: str) -> None:
         """Adds what a line holds, or the reason why it is left out.
@@ -81,15 +81,15 @@ class ServerLog:
         if isinstance(found, str):
             self.leave_out(spot, found)
             return
-        self._ran.add(found.process)
+        self._running.add(found.process)
         if starts := self._starts[found.process]:
             run = f"{found.process or 'the server'}, start {starts + 1}"
             found = replace(found, process=run)
         key = (found.process, found.time, *identity)
-        if found.time and key in self._seen:
+        if found.time and key in self._added:
             self.leave_out(spot, "repeats one of the same process, time and figures")
             return
-        self._seen.add(key)
+        self._added.add(key)
         self.intervals.append(found)
 
     def set(self, name: str, value: str) -> None:
@@ -97,7 +97,7 @@ class ServerLog:
         if value not in values:
             values.append(value)
 
-    def nothing(self) -> InputError:
+    def refusal(self) -> InputError:
         """The error for a log without any interval that can be used."""
         if self.left_out:
             [(reason, count)] = self.left_out.most_common(1)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from specctl.formatting import Table, count
-from specctl.logs.advice import mean_of
 from specctl.logs.server_log import ENGINES
 
 
@@ -68,7 +67,7 @@ def _read_words(summary: dict[str, Any], name: str, figures: dict[str, Any]) -> 
 def _acceptance(figures: dict[str, Any]) -> Table | str:
     sweep = figures["fixed_length_sweep"]
     if sweep is None:
-        return f"Mean acceptance length {_range(mean_of(figures), '.3f')}"
+        return f"Mean acceptance length {_range(figures['mean_acceptance_length_range'], '.3f')}"
     rows, ends = [], figures.get("marginal_interval")
     basis = f"Intervals {figures['interval_basis']}; " if ends else ""
     for place, chain in enumerate(sweep["chains"]):

@@ -123,10 +123,9 @@ def _fetch(url: str) -> bytes:
         request = Request(url, headers={"Accept": "text/plain", "User-Agent": "specctl"})
         deadline = time.monotonic() + DEADLINE_S
         with urlopen(request, timeout=TIMEOUT_S) as answer:
-            parts, size = [], 0
-            while size <= MAX_PAGE_BYTES and (part := answer.read1(1 << 16)):
-                parts.append(part)
-                size += len(part)
+            page = bytearray()
+            while len(page) <= MAX_PAGE_BYTES and (part := answer.read1(1 << 16)):
+                page += part
                 if time.monotonic() > deadline:
                     raise TimeoutError
             kind = answer.headers.get_content_type()
@@ -143,14 +142,13 @@ def _fetch(url: str) -> bytes:
         if isinstance(inner, OSError) and inner.strerror:
             reason = reason_of(inner)
     else:
-        page = b"".join(parts)
         wrong, fix = "is no page of Prometheus metrics", "name the page /metrics"
-        if size > MAX_PAGE_BYTES:
+        if len(page) > MAX_PAGE_BYTES:
             reason = f"it has more than {MAX_PAGE_BYTES >> 20} MiB"
         elif kind == "text/html" or page.lstrip()[:1] == b"<":
-            reason = f"it is {kind} and begins with {page.lstrip()[:40]!r}"
+            reason = f"it is {kind} and begins with {bytes(page.lstrip()[:40])!r}"
         else:
-            return page
+            return bytes(page)
     raise InputError(f"{url} {wrong}: {reason}", hint=fix)
 
 
