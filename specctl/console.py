@@ -89,24 +89,18 @@ def prepare_output() -> None:
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Tick]:
     """A bar on standard error; off a terminal, a line every `LINE_S`. None: unknown total."""
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
     console = Console(stderr=True)
     if not console.is_terminal:
         with _lines_of_progress(label, total) as tick:
             yield tick
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    times = (TimeElapsedColumn(), TextColumn("so far,"), TimeRemainingColumn(), TextColumn("left"))
-    with Progress(*columns, *times, console=console) as bar:
+    columns = rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn()
+    elapsed, left = rich.TimeElapsedColumn(), rich.TimeRemainingColumn()
+    times = elapsed, rich.TextColumn("so far,"), left, rich.TextColumn("left")
+    with rich.Progress(*columns, *times, console=console) as bar:
         task = bar.add_task(label, total=total)
         yield lambda count: bar.advance(task, count)
 

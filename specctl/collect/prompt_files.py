@@ -26,7 +26,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -210,39 +210,42 @@ def _reasons(errors: Sequence[PromptLineError]) -> str:
     return "; ".join(found)
 
 
-@contextmanager
-def readable(path: Path, fix: str) -> Iterator[None]:
-    """Reports a path that is no file, and errors of reading inside the block, as `PromptError`."""
+# --------------------------------------------------------------------------- files
+
+
+def read_entries(
+    path: Path,
+    use: Callable[[Entry], object],
+    *,
+    fix: str,
+    absent: str,
+    strict: bool,
+    hide_text: bool,
+    format: str = "auto",
+) -> None:
+    """Calls `use` with every entry of a file, see `usable`.
+
+    Args:
+        fix: the next step if there is no such file.
+        hide_text: let ids of places hold a digest of the file, see `Entry.mark`.
+        format: `text` takes each line of any file as a text.
+
+    Raises:
+        PromptError: also of a file of another kind, or one that cannot be decoded as a whole.
+    """
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "is no such file"
         raise PromptError(f"{path} {problem}", hint=fix)
     try:
-        yield
+        start = Entry(str(path), mark=file_sha256(path)[:8] if hide_text else "")
+        found = _found(start, path.name.lower().removesuffix(".gz"), format)
+        items = (one if isinstance(one, PromptLineError) else at.holding(one) for at, one in found)
+        usable(items, use, path, strict=strict, absent=absent)
     except (EOFError, zlib.error) as error:
         text = f"{path} is compressed by gzip, and damaged or cut off: {error}"
         raise PromptError(text, hint="fetch it again") from error
     except OSError as error:
         raise PromptError(f"{path} cannot be read: {reason_of(error)}") from error
-
-
-# --------------------------------------------------------------------------- files
-
-
-def entries(
-    path: Path, *, format: str = "auto", hide_text: bool = False
-) -> Iterator[Entry | PromptLineError]:
-    """The entries of a file, or the error in place of one that cannot be read.
-
-    Args:
-        format: `text` takes each line of any file as a text.
-        hide_text: let ids of places hold a digest of the file, see `Entry.mark`.
-
-    Raises:
-        PromptError: a file of another kind, or one that cannot be decoded as a whole.
-    """
-    start = Entry(str(path), mark=file_sha256(path)[:8] if hide_text else "")
-    for entry, value in _found(start, path.name.lower().removesuffix(".gz"), format):
-        yield value if isinstance(value, PromptLineError) else entry.holding(value)
 
 
 Found = Iterator[tuple[Entry, Any]]

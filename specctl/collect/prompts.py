@@ -41,11 +41,9 @@ from specctl.collect.prompt_files import (
     TALKS,
     TEXTS,
     Entry,
-    entries,
     is_blank,
     kind,
-    readable,
-    usable,
+    read_entries,
 )
 from specctl.embedded import PROMPTS
 from specctl.errors import PromptError, PromptLineError, UsageError, check_choice
@@ -144,9 +142,15 @@ def load_prompts(
         prompts.append(prompt)
         notes.update(own)
 
-    with readable(path, f"name a prompt file, or {EMBEDDED!r}"):
-        found = entries(path, format=format, hide_text=hide_text)
-        usable(found, read, path, strict=strict, absent="has no prompt")
+    read_entries(
+        path,
+        read,
+        fix=f"name a prompt file, or {EMBEDDED!r}",
+        absent="has no prompt",
+        strict=strict,
+        hide_text=hide_text,
+        format=format,
+    )
     if notes := +notes:
         words = "; ".join(f"{name}: {number}" for name, number in notes.items())
         log.warning("%s: %s", path, words)

@@ -26,9 +26,8 @@ from specctl.collect.prompt_files import (
     TALKS,
     TEXTS,
     Entry,
-    entries,
     is_blank,
-    readable,
+    read_entries,
     usable,
 )
 from specctl.collect.prompts import Prompt, read_prompt
@@ -111,9 +110,9 @@ def load_responses(path: Path, *, hide_text: bool = False, strict: bool = False)
             before = f"{earlier.unit} {earlier.number}"
             raise entry.refuse("an earlier one has its prompt id", before)
 
-    with readable(path, "name a file of responses"):
-        usable(entries(path, hide_text=hide_text), read, path, strict=strict)
-        return Responses(path, f"sha256:{file_sha256(path)}", found)
+    fix, absent = "name a file of responses", "has no response"
+    read_entries(path, read, fix=fix, absent=absent, strict=strict, hide_text=hide_text)
+    return Responses(path, f"sha256:{file_sha256(path)}", found)
 
 
 def _read(entry: Entry) -> Response:
@@ -174,17 +173,17 @@ def _served(entry: Entry) -> tuple[TurnText, bool]:
     end of text ended the answer, and no word of `stop` (vllm/entrypoints/openai/chat_completion/
     protocol.py of 0.32).
     """
-    answer: Any = entry.row.get("response") or {}
-    body = answer.get("body") or {}
-    if entry.row.get("error") or answer.get("status_code", 200) != 200 or not body:
-        fault = entry.row.get("error") or (body or {}).get("error") or answer.get("status_code")
-        told = fault.get("message", fault) if isinstance(fault, dict) else fault
-        raise entry.refuse("the request failed", str(told))
+    answer = _object(entry.row.get("response"))
+    body = _object(answer.get("body"))
+    error = entry.row.get("error") or body.get("error")
+    if error or not body or answer.get("status_code", 200) != 200:
+        fault = error or answer.get("status_code")
+        raise entry.refuse("the request failed", str(_object(fault).get("message", fault)))
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise entry.refuse("an answer without choices", f"keys: {', '.join(sorted(body))}")
     choice = choices[0]
-    message = choice.get("message") or {"content": choice.get("text")}
+    message = _object(choice.get("message")) or {"content": choice.get("text")}
     if isinstance(choice.get("token_ids"), list):
         return _token_ids(choice["token_ids"], entry), False
     if message.get("tool_calls") or message.get("function_call"):
@@ -195,3 +194,7 @@ def _served(entry: Entry) -> tuple[TurnText, bool]:
     return _text(entry, message.get("content"), "the answer"), (
         is_end and choice.get("finish_reason") == "stop"
     )
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

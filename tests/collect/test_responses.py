@@ -67,6 +67,9 @@ UNUSABLE: dict[str, list[dict[str, Any]]] = {
         answer(status=500),
         answer(response={"status_code": 400, "body": {"error": {"message": "too long"}}}),
         answer(choice("b"), error={"code": "batch_expired", "message": "expired"}),
+        answer(response="b", error="expired"),
+        *(answer(response={"status_code": status, "body": "gone"}) for status in (200, 502)),
+        answer(response={"status_code": 200, "body": {"error": {"message": "too long"}}}),
     ],
     "an answer without choices": [
         answer(response={"status_code": 200, "body": {"object": "list", "data": []}}),
@@ -78,7 +81,10 @@ UNUSABLE: dict[str, list[dict[str, Any]]] = {
         answer(choice("b", message={"reasoning_content": "hm"})),
     ],
     "the answer is blank": [answer(choice(" \n"))],
-    "the answer must be a string, not nothing": [answer(choice(None))],
+    "the answer must be a string, not nothing": [
+        answer(choice(None)),
+        answer({"index": 0, "message": "b"}),
+    ],
     "'response' is blank": [{"id": "t", "response": ""}, {"id": "t", "response": ["b", "\u200b"]}],
     "'response' must be a string, not a number": [{"id": "t", "response": 3}],
     "it has neither of 'response' and 'token_ids'": [{"id": "t"}, {"id": "t", "response": None}],
