@@ -132,6 +132,12 @@ def _accepted(nodes: pl.DataFrame) -> int:
     return last.filter(pl.col("verified"))["token_id"].to_list()[-1]
 
 
+def test_a_set_of_responses_is_begun_without_prompts(pair: Pair, tmp_path: Path) -> None:
+    """As a worker on Ray does that plans."""
+    assert collect(pair, tmp_path, prompts=[]).num_planned == 0
+    assert collect(pair, tmp_path, resume=True).num_committed == 3
+
+
 def test_another_file_of_responses_is_another_run(pair: Pair, tmp_path: Path) -> None:
     collect(pair, tmp_path, ROWS)
     with pytest.raises(TraceMismatchError, match="responses_digest"):

@@ -90,7 +90,8 @@ def collect_dense(
     Args:
         settings: the limit of new tokens, which also cuts given responses, and the sampling of
             texts and labels.
-        responses: texts to draft along; None lets the target generate them.
+        responses: texts to draft along, of prompts that `Responses.answered` has; None lets the
+            target generate them.
         batch_size: prompts generated together.
         out, shard, tokens, workload, own_prompts: as in `collect_live`.
         decoder: a `plain_decoder` to use again.
@@ -98,12 +99,10 @@ def collect_dense(
 
     Raises:
         UsageError: a pair that cannot draft the shape.
-        PromptError: no response can be used; see `collect.responses` and `answerable`.
+        PromptError: no response can be used; see `answerable`.
         TraceError, OutputError: see `specctl.errors`.
     """
     drafting = DenseDrafting(pair, shape)
-    if responses is not None:
-        prompts = responses.answered(prompts, strict=strict)
     policy, facts = Policy(shape=shape), dense_facts(shape, responses)
     header = header_of(pair, policy, settings, workload=workload, tokens=tokens, **facts)
     joins = resume or shard.count > 1
