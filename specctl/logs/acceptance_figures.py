@@ -13,11 +13,6 @@ from typing import Any
 
 from specctl.stats import MIN_PROMPTS, share
 
-NOT_REPLAYED = {
-    "replayable": False,
-    "why_not_replayed": "these are the rounds that one policy ran; positions where it started no "
-    "round are not there, so no other policy can be replayed from them",
-}
 Range = tuple[float, float]
 """Least and most of a figure; equal if it is known."""
 _IF_CHAINS = "if the drafts were chains (--speculative-eagle-topk 1)"

@@ -7,7 +7,7 @@ from typing import Any
 
 from specctl.errors import InputError
 from specctl.formatting import listed
-from specctl.logs.acceptance_figures import NOT_REPLAYED, mean_figures
+from specctl.logs.acceptance_figures import mean_figures
 from specctl.logs.advice import Advice, change_words, explain
 from specctl.logs.foreign import foreign
 from specctl.logs.llamacpp_log import LlamacppLog
@@ -200,7 +200,7 @@ def _explained(
     """The summary with advice; only for the longest drafts where all logs are of one server."""
     models = summary.get("models")
     if models is None:
-        return {**NOT_REPLAYED, **explain(summary, advice)}
+        return explain(summary, advice)
     lengths = {
         name: len(sweep["chains"]) if (sweep := own["fixed_length_sweep"]) else 0
         for name, own in models.items()
@@ -208,10 +208,7 @@ def _explained(
     advised = [
         name for name in models if not only_longest or lengths[name] == max(lengths.values())
     ]
-    return {
-        **NOT_REPLAYED,
-        **summary,
-        "models": {
-            name: explain(own, advice if name in advised else None) for name, own in models.items()
-        },
+    explained = {
+        name: explain(own, advice if name in advised else None) for name, own in models.items()
     }
+    return {**summary, "models": explained}

@@ -21,9 +21,7 @@ def imported(*texts: str | bytes | Path) -> dict[str, Any]:
         else Source(str(place), text if isinstance(text, bytes) else text.encode())
         for place, text in enumerate(texts)
     ]
-    found = import_files(sources)
-    assert found["replayable"] is False
-    return found
+    return import_files(sources)
 
 
 def figures(*texts: str | bytes | Path) -> dict[str, Any]:
