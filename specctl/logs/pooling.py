@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from specctl.logs.acceptance_figures import (
 from specctl.logs.llamacpp_log import NO_POSITIONS
 from specctl.logs.server_log import Interval, ServerLog
 from specctl.logs.sglang_log import chain_lengths, stated_length
-from specctl.stats import MIN_PROMPTS, ratio_of_sums
+from specctl.stats import MIN_PROMPTS, Floats, ratio_of_sums
 
 _MAX_BLOCKS = 200
 """Most consecutive blocks of intervals that an interval is taken over."""
@@ -137,13 +138,20 @@ def _parts(intervals: Sequence[Interval]) -> list[list[Interval]]:
     return [[intervals[place] for place in part] for part in places]
 
 
+def _sums(parts: Sequence[Sequence[Interval]]) -> Floats:
+    """`[P, 2]`: emitted tokens and weights, whose ratio is the mean acceptance length."""
+    return np.array(
+        [
+            (sum(one.weight * sum(one.mean) / 2 for one in part), sum(one.weight for one in part))
+            for part in parts
+        ],
+        float,
+    )
+
+
 def _mean(intervals: Sequence[Interval]) -> tuple[float, list[float] | None]:
     """The mean acceptance length, and its 95% interval over parts."""
-    sums = [
-        (sum(one.weight * sum(one.mean) / 2 for one in part), sum(one.weight for one in part))
-        for part in _parts(intervals)
-    ]
-    found = ratio_of_sums(*np.array(sums, float).T)
+    found = ratio_of_sums(*_sums(_parts(intervals)).T)
     return float(found.value), None if np.isnan(found.low) else [found.low, found.high]
 
 
@@ -157,22 +165,26 @@ def change(before: list[float] | None, after: list[float] | None) -> list[float]
 
 
 def over_time(intervals: Sequence[Interval]) -> dict[str, Any] | None:
-    """Means of parts in order and of both halves, and the change between them; None for fewer than
-    four intervals."""
+    """Means of parts in order and of both halves, and the share of orders of the parts whose halves
+    differ by as much; None for fewer than four intervals."""
     if len(intervals) < 4:
         return None
-    half = len(intervals) // 2
-    (first, before), (second, after) = _mean(intervals[:half]), _mean(intervals[half:])
+    parts = _parts(intervals)
+    sums = _sums(parts)
+    orders = [*combinations(range(len(parts)), len(parts) // 2)]  # the first is that of the log
+    first = np.array([sums[list(order)].sum(0) for order in orders])
+    halves = [half[:, 0] / half[:, 1] for half in (first, sums.sum(0) - first)]
+    off = np.abs(halves[1] - halves[0])
     return {
         "parts": [
             {
                 "from": part[0].time or None,
                 "first_line": part[0].spot.number,
-                "mean_acceptance_length": _mean(part)[0],
+                "mean_acceptance_length": float(above / below),
             }
-            for part in _parts(intervals)
+            for part, (above, below) in zip(parts, sums, strict=True)
         ],
-        "first_half": first,
-        "second_half": second,
-        "change": change(before, after),
+        "first_half": float(halves[0][0]),
+        "second_half": float(halves[1][0]),
+        "chance": float(np.mean(off >= off[0] - 1e-12)) if len(parts) >= MIN_PROMPTS else None,
     }
