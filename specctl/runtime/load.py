@@ -181,7 +181,8 @@ def load_drafter(
             device=device,
             dtype=dtype,
         )
-        reading = better_reading(loaded, target.model, target.tokenizer, str(folder))
+        with torch.inference_mode():
+            reading = better_reading(loaded, target.model, target.tokenizer, str(folder))
         return Eagle3Drafter(loaded.head, reading.config.aux_layers), tuple(loaded.notes)
     check_loadable(folder, (device,))
     small = CachedModel(_causal_lm(folder, (device,), dtype))

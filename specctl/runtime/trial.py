@@ -34,7 +34,6 @@ two million people. It has been the centre of the country for many hundred years
 """Long enough for any tokenizer; code and English, as most heads are trained on both."""
 
 
-@torch.inference_mode()
 def better_reading(loaded: LoadedHead, target: CachedModel, tokenizer: Any, name: str) -> Reading:
     """The reading that predicts its target better; a warning names both, another one a head that
     predicts nothing. `notes` gets the outcome."""
