@@ -20,7 +20,7 @@ BUDGETS = {
     "stores": 1004,
     "artifacts": 2252,
     "registry": 2331,
-    "runtime": 7674,
+    "runtime": 7675,
     "collect": 4619,
     "logs": 5009,
     "replay": 8471,
