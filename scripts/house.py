@@ -27,9 +27,9 @@ BUDGETS = {
     "train": 3891,
     "report": 1314,
     "engines": 3158,
-    "watch": 1313,
+    "watch": 1315,
     "cli": 3190,
-    "tests": 37640,
+    "tests": 37641,
     "benchmarks, scripts": 9143,
     "files of the package": 247,
 }
