@@ -1,7 +1,8 @@
-"""The EAGLE-3 head: both namings, every refusal, and the meaning of its layer."""
+"""The EAGLE-3 head: both namings, every refusal, and one meaning in training and at run time."""
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from specctl.runtime.identity import weights_digest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from embedded_pair.head import save_head
+from embedded_pair.head import save_head, unrolled_outputs
 
 Tensors = dict[str, Tensor]
 H, VOCAB, DRAFT_VOCAB, INNER = 32, 96, 40, 48
@@ -171,6 +172,16 @@ def test_both_namings_load_to_the_same_head(
         head.state_dict().items(), other.state_dict().values(), strict=True
     ):
         assert torch.equal(ours, theirs), name
+
+
+def test_saved_head_loads_again(tmp_path: Path) -> None:
+    head = load(write_head(tmp_path / "head"))
+    save_head(head, tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert again.config == head.config
+    assert all(map(torch.equal, head.state_dict().values(), again.state_dict().values()))
+    stored = load_file(tmp_path / "saved" / "model.safetensors")
+    assert set(stored) == set(make_tensors())
 
 
 def test_embedded_head_round_trips_byte_for_byte(tmp_path: Path) -> None:
@@ -351,3 +362,38 @@ def test_aux_layers_are_three_rising_layers_of_the_target(
 def test_aux_layers_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ModelConfigError, match="make them the same"):
         Eagle3Config.from_dict(OFFICIAL | {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]})
+
+
+def grown(kept: Tensors, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attends to the keys and values of one chain, as a runtime keeps them."""
+    for name, new in (("keys", key), ("values", value)):
+        kept[name] = torch.cat([kept[name], new], 2)
+    return F.scaled_dot_product_attention(query, kept["keys"], kept["values"], enable_gqa=True)
+
+
+def test_unrolled_training_equals_step_by_step_drafting(tmp_path: Path) -> None:
+    head, num_steps, size = load(write_head(tmp_path / "head")), 5, 17
+    generator = torch.Generator().manual_seed(6)
+    token_ids = torch.randint(0, VOCAB, (2, size), generator=generator)
+    features = torch.randn(2, size, 3 * H, generator=generator)
+    slots = torch.tensor([[0, 3, 9], [2, 5, 10]])
+    unrolled = unrolled_outputs(head, token_ids, features, slots, num_steps)
+    for row in range(2):
+        for column, slot in enumerate(slots[row].tolist()):
+            kept: Tensors = {}
+
+            def read(query: Tensor, key: Tensor, value: Tensor, kept: Tensors = kept) -> Tensor:
+                kept.update(keys=key, values=value)
+                return causal(query, key, value)
+
+            embeds = head.embed(token_ids[row : row + 1, 1:])
+            fused = head.fuse(features[row : row + 1, :-1])
+            hidden = head.block(embeds, fused, torch.arange(size - 1)[None], read)[:, slot, None]
+            cache = {name: part[:, :, : slot + 1] for name, part in kept.items()}
+            for step in range(num_steps):
+                torch.testing.assert_close(
+                    unrolled[step][row, column], hidden[0, 0], atol=1e-5, rtol=1e-5
+                )
+                token = token_ids[row, slot + 2 + step].view(1, 1)
+                position = torch.tensor([[slot + 1 + step]])
+                hidden = head.block(head.embed(token), hidden, position, partial(grown, cache))
