@@ -261,10 +261,10 @@ class PruneDecider(StaticDecider):
 
 def not_by_kernels(shape: Shape, rule: ShapeRule) -> str | None:
     """The reason why a shape drafts by its torch rule; None if kernels draft it."""
-    if shape_family(shape).kernel != "static":
-        table = table_of(shape)
-        if table is None:
-            return f"no kernel decides shape {shape.kind} with these parameters"
+    kernel = shape_family(shape).kernel
+    if kernel != "static" and table_of(shape) is None:
+        with_these = " with these parameters" if kernel in KERNELS else ""
+        return f"shape {shape.kind} has torch rules only{with_these}"
     geometry = Geometry.of(rule)
     sizes = (
         ("slots of a pool", geometry.capacity, MAX_SLOTS),

@@ -19,8 +19,9 @@ from specctl.formatting import count
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy
 from specctl.replay.config import TuneConfig
-from specctl.replay.facts import ResultRecord
+from specctl.replay.facts import ResultRecord, to_time
 from specctl.replay.tune.tuning import prepare
+from specctl.runtime.words import words_of
 from specctl.stats import (
     MIN_PROMPTS,
     UNKNOWN,
@@ -132,7 +133,8 @@ def _in_time(
     except ClockError as error:
         return {"why_not": f"No price in time: {error}."}
     if not tuning.search.is_timed(policy):
-        return {"why_not": f"No price in time: decisions of {policy.name} are not in the clock."}
+        how = to_time({policy.name: words_of(policy) or "FOLDER/"})
+        return {"why_not": f"No price in time: decisions of {policy.name} are not timed; {how}."}
     split = split_prompts(names, held_out_frac=HELD_OUT, seed=0)
     tuning = replace(tuning, search=replace(tuning.search, split=split))
     found = compare(tuning, policy, policy.name)

@@ -320,10 +320,10 @@ def test_a_decision_that_cannot_be_captured_is_no_fault_of_the_policy(
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
-        (Policy(shape=DynamicDepth()), "no kernel decides shape ddd"),
-        (Policy(shape=DynamicDepth(), budget=SurvivalBudget(max_tokens=60)), "no kernel decides"),
+        (Policy(shape=DynamicDepth()), "shape ddd has torch rules only"),
+        (Policy(shape=DynamicDepth(), budget=SurvivalBudget(max_tokens=60)), "torch rules only"),
         (Policy(shape=StaticTree(depth=6, top_k=32, num_tokens=60)), "5153 slots of a pool"),
-        (Policy(shape=EntropyStop(window=3)), "no kernel decides"),
+        (Policy(shape=EntropyStop(window=3)), "torch rules only"),
     ],
 )
 def test_rules_without_kernels_draft_between_graphs(

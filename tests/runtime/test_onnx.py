@@ -1,7 +1,8 @@
 """Decisions by onnxruntime: every backend decides alike, in the loop too, and nothing in silence.
 
 Scores of 100,000 rows on a CPU and, where there is one, on CUDA, by the torch rule and onnxruntime.
-Rows are random, and infinite, NaN, zero and denormal.
+Rows are random, and on thresholds, one float32 beside them, infinite, NaN, zero,
+denormal and huge.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import InvariantError, UsageError
 from specctl.policy import FfnScorer, Policy, RootOnly, ScoredTree, StaticTree, build_shape
-from specctl.policy.scorers import build_log_odds
+from specctl.policy.scorers import build_log_odds, folded_layer
 from specctl.runtime import twins
 from specctl.runtime.api import Decoder
 from specctl.runtime.config import Decisions
@@ -40,6 +42,8 @@ SHAPES = {"network": SCORED["c2t joint"], "table": SCORED["c2t conditional"]}
 NETWORK = SHAPES["network"]
 ROWS, SIZE = 98, 1024
 """Nodes of a pool of one level: 100,352 of them."""
+ROUNDING = 2.0**-24
+"""Of a float32 operation, relative."""
 
 
 def open_session(device: torch.device) -> TwinSession:
@@ -75,10 +79,10 @@ def cuda() -> torch.device:
 
 
 def scores_of(
-    scorer: FfnScorer, pool: DraftPool, device: torch.device
+    scorer: FfnScorer, beta: float, pool: DraftPool, device: torch.device
 ) -> tuple[Tensor, Tensor, float]:
     """Scores of the nodes of a level by torch and by onnxruntime, `[B, C]`, and the least kept."""
-    shape = ScoredTree(scorer=scorer, beta=0.5, depth=3, first_top_k=4, second_top_k=4)
+    shape = ScoredTree(scorer=scorer, beta=beta, depth=3, first_top_k=4, second_top_k=4)
     rule: Any = build_shape(shape, device)
     asking: Any = by_twin(shape, rule, device)
     assert asking is not rule
@@ -105,24 +109,57 @@ def node_rows(seed: int) -> DraftPool:
     joint = edge_rows(torch.tensor([-1.0, -2.0]), seed, ROWS * SIZE).clamp(max=0.0)
     joint = joint.nan_to_num(-0.5, neginf=-math.inf)
     pool = level_pool(joint.where(joint == -math.inf, joint.clamp(min=-1e4)).view(ROWS, SIZE), seed)
-    odd = torch.tensor([0.0, 1e-45, 1e-38, math.inf, math.nan])
+    odd = torch.tensor([0.0, 1e-45, 1e-38, 1e30, -1e30, 3.4e38, math.inf, math.nan])
     pool.entropy[: len(odd), 1] = odd
     pool.topk_entropy[: len(odd), 2] = odd
     return pool
 
 
-@pytest.mark.parametrize("hidden", [2, 64])
+@pytest.mark.parametrize("hidden", [2, 16, 48, 64])
 def test_networks(hidden: int, device: torch.device) -> None:
-    """Scores to the rounding of float32, and equal decisions of all nodes whose score is further
-    from the bar. The kernel's scores: tests/kernels/test_policy_eval.py."""
-    pool = node_rows(hidden)
-    by_torch, by_onnx, _ = scores_of(wide_network(hidden), pool, device)
-    torch.testing.assert_close(by_onnx, by_torch, rtol=1e-4, atol=1e-5, equal_nan=True)
-    bar = by_torch.nanmedian()
-    sure = (by_torch - bar).abs() > 1e-4 * (1 + bar.abs())
-    assert torch.equal((by_onnx >= bar)[sure], (by_torch >= bar)[sure])
-    assert float(sure.float().mean()) > 0.5, "many nodes of a small network score alike"
-    assert bool((by_torch[pool.joint_logp[:, 1:] == -math.inf] == -math.inf).all())
+    """Equal decisions wherever the score is further from the bar than float32 may compute it.
+
+    By the worst case 2 to 37 rows of 100,352 are nearer; a typical error is far smaller, and on the
+    machine of docs/LOG.md those rows were decided alike too. The kernel's scores:
+    tests/kernels/test_policy_eval.py.
+    """
+    scorer, pool = wide_network(hidden), node_rows(hidden)
+    exact, error, overflows = exact_scores(scorer, pool)
+    beta = round(float(exact.nanmedian().exp()), 3)
+    *both, bar = scores_of(scorer, beta, pool, device)
+    empty, plain = pool.joint_logp[:, 1:] == -math.inf, ~(overflows | exact.isnan())
+    for found in both:
+        assert bool((found[empty] == -math.inf).all())
+        assert bool(found[exact.isnan() & ~empty].isnan().all())
+        assert bool(((found.double() - exact).abs() <= error)[plain & ~empty].all())
+    assert int((overflows & ~exact.isnan()).sum()) <= 4
+    border = plain & ((exact - bar).abs() <= error)
+    by_torch, by_onnx = (found >= bar for found in both)
+    assert 0.05 < float(by_torch.float().mean()) < 0.95
+    assert int(border.sum()) < 1e-3 * border.numel()
+    assert torch.equal(by_onnx[plain & ~border], by_torch[plain & ~border])
+
+
+def exact_scores(scorer: FfnScorer, pool: DraftPool) -> tuple[Tensor, Tensor, Tensor]:
+    """`[B, C]` scores in float64, how far float32 may be from them, and where it overflows.
+
+    A sum of n float32 products in any order is off by n + 1 roundings of the sum of their sizes
+    at most (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1, to first order;
+    the factor 1.01 covers the rest). The sigmoid's logarithm adds a few units in the last place.
+    """
+    joint = pool.joint_logp[:, 1:]
+    columns = (joint.exp(), joint, pool.entropy[:, 1:], pool.topk_entropy[:, 1:])
+    x = torch.stack(columns, -1).double()
+    w1, b1 = (torch.from_numpy(part).double() for part in folded_layer(scorer))
+    w2 = torch.tensor(scorer.w2, dtype=torch.float64)
+    size = x.abs() @ w1.abs() + b1.abs()
+    before, off = x @ w1 + b1, 1.01 * (len(w1) + 1) * ROUNDING * size
+    hidden, off = before.relu(), off.where(before > -off, 0.0)  # far below zero a unit is silent
+    whole = (hidden + off) @ w2.abs() + abs(scorer.b2[0])
+    score = logsigmoid(hidden @ w2 + scorer.b2[0])
+    error = off @ w2.abs() + 1.01 * (len(w2) + 1) * ROUNDING * whole + 8 * ROUNDING * score.abs()
+    overflows = torch.maximum(size.amax(-1), size @ w2.abs()) > float(np.finfo(np.float32).max)
+    return score, error, overflows
 
 
 def test_the_border_of_the_sigmoid(device: torch.device) -> None:
@@ -141,7 +178,7 @@ def test_the_border_of_the_sigmoid(device: torch.device) -> None:
     )
     draw = torch.Generator().manual_seed(0)
     joint = -torch.randint(0, 64, (ROWS, SIZE), generator=draw) / 4
-    by_torch, by_onnx, bar = scores_of(scorer, level_pool(joint, 0), device)
+    by_torch, by_onnx, bar = scores_of(scorer, 0.5, level_pool(joint, 0), device)
     assert torch.equal(by_torch, by_onnx)
     on_it = by_torch == float(np.float32(math.log(0.5)))
     assert int(on_it.sum()) > 500

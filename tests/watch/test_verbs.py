@@ -121,6 +121,7 @@ def test_an_alarm_says_what_the_change_costs(
     cost = json.loads(specctl(*words, "--cost-model", tmp_path / "bare.json").out)["price"]
     assert cost["static_over_deployed"] is None
     assert "decisions of threshold" in cost["why_not"]
+    assert f"specctl profile --policy {SERVED} -o" in cost["why_not"]
     few = tmp_path / "few"
     short = ("--dense", "--depth", 6, "--children", 4, "--limit", 4, *LENGTH)
     passes("collect", "embedded", "-o", few, *short)
