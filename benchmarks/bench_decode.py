@@ -12,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from common import parser, report, requests_of, write
+from common import parser, report, write
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from specctl.collect.prompts import load_prompts
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
+from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.identity import model_folder
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Request
@@ -107,6 +109,16 @@ def assistant(num_tokens: int, threshold: float, options: argparse.Namespace) ->
     settings.num_assistant_tokens_schedule = "constant"
     settings.assistant_confidence_threshold = threshold
     return model
+
+
+def requests_of(pair: Pair, options: argparse.Namespace) -> list[Request]:
+    """First turns of evenly spread prompts, so that all categories take part."""
+    prompts = load_prompts(options.prompts)
+    step = max(1, len(prompts) // options.num_prompts)
+    settings = DecodeSettings(options.max_new_tokens)
+    tokenizer = pair.target.tokenizer
+    chosen = prompts[::step][: options.num_prompts]
+    return [next_request(tokenizer, Conversation(prompt), settings) for prompt in chosen]
 
 
 def build_systems(options: argparse.Namespace) -> tuple[list[System], list[Request]]:

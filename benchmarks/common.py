@@ -1,4 +1,4 @@
-"""What every benchmark shares: prompts, machine, results on disk and as a table.
+"""What every benchmark shares: options, machine, results on disk and as a table.
 
 Needs what the runtime needs and nothing else: on the machine with the GPU there is no more.
 """
@@ -16,11 +16,7 @@ from typing import Any
 import torch
 from kernels.timing import print_table
 
-from specctl.collect.prompts import load_prompts
-from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.identity import hardware_name
-from specctl.runtime.load import Pair
-from specctl.runtime.requests import Request
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -36,16 +32,6 @@ def parser(description: str) -> argparse.ArgumentParser:
     options.add_argument("--max-new-tokens", type=int, default=64, help="tokens per prompt")
     options.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     return options
-
-
-def requests_of(pair: Pair, options: argparse.Namespace) -> list[Request]:
-    """First turns of evenly spread prompts, so that all categories take part."""
-    prompts = load_prompts(options.prompts)
-    step = max(1, len(prompts) // options.num_prompts)
-    settings = DecodeSettings(options.max_new_tokens)
-    tokenizer = pair.target.tokenizer
-    chosen = prompts[::step][: options.num_prompts]
-    return [next_request(tokenizer, Conversation(prompt), settings) for prompt in chosen]
 
 
 def machine(device: str) -> dict[str, Any]:

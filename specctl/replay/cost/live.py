@@ -180,7 +180,6 @@ def check_live(
     requests: Sequence[Request],
     policies: Sequence[Policy],
     num_timed: int,
-    batch_size: int = 1,
 ) -> tuple[LiveCheck, ...]:
     """Decodes prompts in turns of the policies, and compares the time with the model's. The counts
     behind a prediction come from a run without timing.
@@ -190,7 +189,7 @@ def check_live(
     """
 
     def decode(policy: Policy, observer: Observer | None = None) -> tuple[float, float]:
-        loop = bench.loop(policy, requests, batch_size, observer)
+        loop = bench.loop(policy, requests, 1, observer)
         started, waited = time.perf_counter(), waited_us() or 0.0
         list(loop.run(()))
         bench.wait()
