@@ -1,6 +1,6 @@
 """The pages keep their word: commands run, examples run, tables are those of the code.
 
-`python -m tests.test_docs` writes the tables of docs/cli.md and docs/trace-format.md anew.
+`python -m tests.test_docs` writes outputs of commands, and the columns of traces, anew.
 """
 
 from __future__ import annotations
@@ -9,11 +9,8 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections import Counter
-from itertools import chain
+from contextlib import chdir
 from pathlib import Path
-from textwrap import fill
-from typing import Any
 
 import pytest
 
@@ -162,52 +159,6 @@ def test_readme_table_is_written_from_a_demo(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- generated tables
 
 
-TABLE = ["| option | default | meaning |", "|---|---|---|"]
-
-
-def option_tables() -> str:
-    """A row that several verbs share stands once, in the first table, and they name its option.
-
-    An option that means several things stands with each verb, unless most verbs agree.
-    """
-    # By name: verbs are registered when their module is imported, in any order.
-    rows = {
-        verb: [option_row(param) for param in command.params if param.name != "help"]
-        for verb, command in sorted(verbs(), key=lambda found: found[0])
-    }
-    counts = Counter(chain.from_iterable(rows.values()))
-    named = Counter(row.split(" | ")[0] for row in chain.from_iterable(rows.values()))
-    shared = {
-        name: row
-        for row, count in counts.items()
-        if count > 1 and row.startswith("| `--") and 2 * count > named[name := row.split(" | ")[0]]
-    }
-    lines = ["### Options of several verbs", "", *TABLE, *sorted(shared.values()), ""]
-    for verb, own in rows.items():
-        elsewhere = [name[2:].split(",")[0] for name, row in shared.items() if row in own]
-        own = [row for row in own if row not in shared.values()]
-        lines += [f"### `specctl {verb}`", "", *([*TABLE, *own, ""] if own else [])]
-        also = fill(f"Also {', '.join(elsewhere)}.", 100, break_on_hyphens=False)
-        lines += [also, ""] if elsewhere else []
-    return "\n".join(lines)
-
-
-def option_row(param: Any) -> str:
-    if param.param_type_name == "argument":
-        name = f"`{param.name.upper()}`"
-    else:
-        name = ", ".join(f"`{flag}`" for flag in param.opts)
-    if param.required:
-        default = "required"
-    elif param.default is None:
-        default = ""
-    elif isinstance(param.default, bool):
-        default = "on" if param.default else "off"
-    else:
-        default = f"`{param.default}`"
-    return f"| {name} | {default} | {param.help.replace('|', ', ')} |"
-
-
 def column_tables() -> str:
     lines = []
     for table, columns in TABLES.items():
@@ -219,19 +170,39 @@ def column_tables() -> str:
     return "\n".join(lines)
 
 
-GENERATED = {CLI_PAGE: ("options", option_tables), TRACE_PAGE: ("columns", column_tables)}
+CONSOLE = re.compile(r"^```console\n\$ (?P<command>.+?[^\\])\n(?P<output>.*?)^```$", re.M | re.S)
+"""A command, which may go on behind a backslash, and its whole output."""
+LOGS = ROOT / "examples" / "logs"
+"""Where commands of these blocks run."""
+
+
+def with_output(block: re.Match[str]) -> str:
+    """The block with the output of its command anew."""
+    [program, *words] = shlex.split(block["command"].replace("\\\n", " "))
+    assert program == "specctl"
+    with chdir(LOGS):
+        outcome = specctl(*words)
+    assert (outcome.code, outcome.err) == (0, ""), block["command"]
+    return f"```console\n$ {block['command']}\n{outcome.out}```"
 
 
 def rewritten(path: Path) -> str:
-    """A page with its generated tables replaced."""
-    name, tables = GENERATED[path]
-    begin, end = f"<!-- begin {name}: python -m tests.test_docs -->\n", f"<!-- end {name} -->"
-    head, rest = path.read_text("utf-8").split(begin)
-    return head + begin + tables() + end + rest.split(end)[1]
+    """A page with its generated tables and outputs replaced."""
+    text = CONSOLE.sub(with_output, path.read_text("utf-8"))
+    if path == TRACE_PAGE:
+        begin, end = "<!-- begin columns: python -m tests.test_docs -->\n", "<!-- end columns -->"
+        head, rest = text.split(begin)
+        text = head + begin + column_tables() + end + rest.split(end)[1]
+    return text
 
 
-@pytest.mark.parametrize("path", GENERATED)
-def test_tables_are_those_of_the_code(path: Path) -> None:
+GENERATED = [
+    page for page in PAGES if page == TRACE_PAGE or CONSOLE.search(page.read_text("utf-8"))
+]
+
+
+@pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.name)
+def test_tables_and_outputs_are_those_of_the_code(path: Path) -> None:
     assert path.read_text("utf-8") == rewritten(path), "run `python -m tests.test_docs`"
 
 
