@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from torch import Tensor as Tensor
 
     np = numpy
+    Device = torch.device | str
 else:
     np = LazyModule("numpy")
     torch = LazyModule("torch")
-    Tensor = "Tensor"
+    Tensor = Device = "Tensor"
 
 
 def inference(function: Callable[Given, Found]) -> Callable[Given, Found]:

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from specctl.lazy import Tensor, torch
+from specctl.lazy import Device, Tensor, torch
 from specctl.policy.family import (
     WINDOWS,
     Acceptance,
@@ -202,7 +202,7 @@ class EntropyStopShape(BaseShape):
         return pool.joint_logp.masked_fill(in_level & ended[:, None], -torch.inf)
 
 
-def entropy_stop_shape(record: EntropyStop, device: torch.device) -> EntropyStopShape:
+def entropy_stop_shape(record: EntropyStop, device: Device) -> EntropyStopShape:
     size = (record.window, record.top_k, record.top_k, record.num_tokens or record.window + 1)
     return EntropyStopShape(
         *size,
@@ -287,7 +287,7 @@ class JensenShannonRule:
 
 
 def jensen_shannon_rule(
-    record: JensenShannon, device: torch.device, eos_ids: Collection[int]
+    record: JensenShannon, device: Device, eos_ids: Collection[int]
 ) -> JensenShannonRule:
     return JensenShannonRule(record, denied_ids(record.deny_token_ids, eos_ids, device))
 

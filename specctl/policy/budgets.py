@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from specctl.errors import UsageError
-from specctl.lazy import Tensor, torch
+from specctl.lazy import Device, Tensor, torch
 from specctl.policy.family import MAX_DEPTH, Budget, Family, Scaled
 from specctl.policy.rules import Plan, in_pool_order, top_order
 from specctl.records import Array, PositiveInt, Record, increasing, require
@@ -31,7 +31,7 @@ class PerRequestRule:
 
 
 def per_request_rule(
-    record: PerRequest, batch_size: int, max_tokens: int, device: torch.device
+    record: PerRequest, batch_size: int, max_tokens: int, device: Device
 ) -> PerRequestRule:
     del record, batch_size, max_tokens, device
     return PerRequestRule()
@@ -203,7 +203,7 @@ class CalibrationTable:
         return path_sum(own, tree.parent, deepest)
 
 
-def calibration_table(record: Calibration, device: torch.device) -> CalibrationTable:
+def calibration_table(record: Calibration, device: Device) -> CalibrationTable:
     slopes, intercepts = (
         torch.tensor(values, dtype=torch.float64, device=device)
         for values in (record.slopes, record.intercepts)
@@ -313,7 +313,7 @@ def best_surplus(expected_tokens: Tensor, step_us: Tensor, tokens_per_us: float)
 
 
 def costed_rule(
-    record: SurvivalBudget | MarginalBudget, batch_size: int, max_tokens: int, device: torch.device
+    record: SurvivalBudget | MarginalBudget, batch_size: int, max_tokens: int, device: Device
 ) -> CostedRule:
     """The rule of a record whose costs are known."""
     check_costs(record)

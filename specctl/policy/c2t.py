@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from specctl.errors import UsageError
 from specctl.features import check_registered, needs_text, node_features
-from specctl.lazy import Tensor, torch
+from specctl.lazy import Device, Tensor, torch
 from specctl.policy.family import (
     MAX_TOKENS,
     Depth,
@@ -111,7 +111,7 @@ class ScoredShape(PrunedShape):
         return cast(PrunedPlan, plan).scores.isnan().any(1)
 
 
-def scored_shape(record: ScoredTree, device: torch.device) -> ScoredShape:
+def scored_shape(record: ScoredTree, device: Device) -> ScoredShape:
     """The rule of a fitted record, its scorer's tables on the device."""
     highest = torch.tensor(highest_log_odds(record.scorer))
     if float(torch.nn.functional.logsigmoid(highest)) < lowest_logp(record.beta):
@@ -130,14 +130,14 @@ def scored_shape(record: ScoredTree, device: torch.device) -> ScoredShape:
     )
 
 
-def log_prob(scorer: Scorer, device: torch.device) -> Score:
+def log_prob(scorer: Scorer, device: Device) -> Score:
     """The score of a scorer: log-probabilities of acceptance, -inf in empty slots."""
     if isinstance(scorer, AcceptanceTable):
         return table_score(scorer, device)
     return score_by(scorer.features, build_log_odds(scorer, device))
 
 
-def table_score(scorer: AcceptanceTable, device: torch.device) -> Score:
+def table_score(scorer: AcceptanceTable, device: Device) -> Score:
     """The score of a table, which looks cells up without stacking its two features."""
     table = table_log_odds(scorer, device)
     logp = torch.nn.functional.logsigmoid(table.log_odds)

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, model_validator
 
-from specctl.lazy import Tensor, torch
+from specctl.lazy import Device, Tensor, torch
 from specctl.policy.budgets import acceptance_logp, check_roots, keep_first
 from specctl.policy.family import (
     Budget,
@@ -166,7 +166,7 @@ class SparseGatesShape(BaseShape):
         return closed
 
 
-def sparse_gates_shape(record: SparseGates, device: torch.device) -> SparseGatesShape:
+def sparse_gates_shape(record: SparseGates, device: Device) -> SparseGatesShape:
     gates = dict(zip(record.gate_levels, map(log_threshold, record.thresholds), strict=True))
     most = min(record.num_tokens, record.most_tokens)
     return SparseGatesShape(
@@ -316,7 +316,7 @@ class ElasticRule:
 
 
 def elastic_rule(
-    record: ElasticBudget, batch_size: int, max_tokens: int, device: torch.device
+    record: ElasticBudget, batch_size: int, max_tokens: int, device: Device
 ) -> ElasticRule:
     del max_tokens, device
     check_roots(record.kind, record.max_tokens, batch_size)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, cast
 from pydantic import Field, ValidationError, model_validator
 
 from specctl.errors import UsageError
-from specctl.lazy import torch
+from specctl.lazy import Device
 from specctl.policy import (
     adasd,
     budgets,
@@ -170,26 +170,26 @@ def parse_policy(text: str) -> Policy:
 # --------------------------------------------------------------------------- rules
 
 
-def build_shape(shape: Shape, device: torch.device | str = "cpu") -> ShapeRule:
+def build_shape(shape: Shape, device: Device = "cpu") -> ShapeRule:
     """The rule that decides for a shape record, its tables on `device`."""
-    rule: ShapeRule = family_of(shape).rule(shape, torch.device(device))
+    rule: ShapeRule = family_of(shape).rule(shape, device)
     return rule
 
 
 def build_acceptance(
-    acceptance: Acceptance, device: torch.device | str = "cpu", *, eos_ids: Collection[int] = ()
+    acceptance: Acceptance, device: Device = "cpu", *, eos_ids: Collection[int] = ()
 ) -> AcceptanceRule:
     """The rule that decides for an acceptance record, its tables on `device`.
 
     Args:
         eos_ids: tokens that end a text, which no lossy rule may accept or replace.
     """
-    rule: AcceptanceRule = family_of(acceptance).rule(acceptance, torch.device(device), eos_ids)
+    rule: AcceptanceRule = family_of(acceptance).rule(acceptance, device, eos_ids)
     return rule
 
 
 def build_budget(
-    budget: Budget, *, batch_size: int, max_tokens: int, device: torch.device | str = "cpu"
+    budget: Budget, *, batch_size: int, max_tokens: int, device: Device = "cpu"
 ) -> BudgetRule:
     """The rule that decides for a budget record, its tables on `device`.
 
@@ -201,7 +201,7 @@ def build_budget(
         UsageError: the cost table is missing or too small, or there are fewer tokens than
             requests.
     """
-    rule: BudgetRule = family_of(budget).rule(budget, batch_size, max_tokens, torch.device(device))
+    rule: BudgetRule = family_of(budget).rule(budget, batch_size, max_tokens, device)
     return rule
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from specctl.features import phi
-from specctl.lazy import Tensor, torch
+from specctl.lazy import Device, Tensor, torch
 from specctl.policy.family import MAX_DEPTH, MAX_TOKENS, Shape, ShapeFamily, grid, never, prunes
 from specctl.policy.rules import (
     BaseShape,
@@ -128,7 +128,7 @@ def entropy_bin(value: Tensor, edges: Tensor) -> Tensor:
     return torch.bucketize(value, edges, right=False)
 
 
-def entropy_bins_shape(record: EntropyBins, device: torch.device) -> EntropyBinsShape:
+def entropy_bins_shape(record: EntropyBins, device: Device) -> EntropyBinsShape:
     depths, tokens, top_k = record.plan_depths, record.plan_tokens, record.base.top_k
     edges = torch.tensor(record.edges, dtype=torch.float32, device=device)
     return EntropyBinsShape(

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from specctl.errors import UsageError
-from specctl.lazy import Tensor, torch
+from specctl.lazy import Device, Tensor, torch
 from specctl.policy.family import Acceptance, AcceptanceFamily
 from specctl.policy.verification import (
     Judgement,
@@ -103,7 +103,7 @@ class MarsRule:
         return memory
 
 
-def mars_acceptance(record: Mars, device: torch.device, eos_ids: Collection[int]) -> MarsRule:
+def mars_acceptance(record: Mars, device: Device, eos_ids: Collection[int]) -> MarsRule:
     return MarsRule(record, denied_ids(record.deny_token_ids, eos_ids, device))
 
 

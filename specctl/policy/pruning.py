@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from specctl.lazy import Tensor, torch
+from specctl.lazy import Device, Tensor, torch
 from specctl.policy.family import (
     MAX_TOKENS,
     Depth,
@@ -175,7 +175,7 @@ class JointThreshold(Shape):
         return 1 + min(self.top_k, likely) + (self.depth - 1) * deeper
 
 
-def joint_threshold_shape(record: JointThreshold, device: torch.device) -> PrunedShape:
+def joint_threshold_shape(record: JointThreshold, device: Device) -> PrunedShape:
     most = min(record.num_tokens or record.most_tokens, record.most_tokens)
     size = (record.depth, record.top_k, record.top_k, most)
     least = lowest_logp(record.min_prob)

@@ -23,7 +23,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from specctl.lazy import Tensor, torch
+from specctl.lazy import Device, Tensor, torch
 from specctl.noise import gumbels, noise_keys, uniforms
 from specctl.policy.family import Acceptance, AcceptanceFamily
 from specctl.policy.verification import Judgement, Outcome, Verification, follows
@@ -112,7 +112,7 @@ def chances(given: Verification) -> Chances:
     return Chances(accept, rest, draft_prob)
 
 
-def ratio_acceptance(record: Ratio, device: torch.device, eos_ids: Collection[int]) -> RatioRule:
+def ratio_acceptance(record: Ratio, device: Device, eos_ids: Collection[int]) -> RatioRule:
     del record, device, eos_ids
     return RatioRule()
 

@@ -13,10 +13,10 @@ request's first round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from specctl.lazy import Tensor, torch
+from specctl.lazy import Device, Tensor, torch
 from specctl.policy.verification import Outcome
 from specctl.tree import DraftPool
 
@@ -30,9 +30,7 @@ class RoundStart:
     batch_size: int = 1  # requests that decode together; in replay each row is decoded alone
 
 
-def fresh_start(
-    num_rows: int, memory_size: int = 0, device: torch.device | str = "cpu"
-) -> RoundStart:
+def fresh_start(num_rows: int, memory_size: int = 0, device: Device = "cpu") -> RoundStart:
     """The first round of B requests."""
     memory = torch.zeros(num_rows, memory_size, dtype=torch.float64, device=device)
     return RoundStart(num_rows, memory)
@@ -133,7 +131,7 @@ class BaseShape:
     top_k: int
     width: int
     max_tokens: int
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device: Device = "cpu"
     memory_size: int = 0
     needs_text: bool = False
 

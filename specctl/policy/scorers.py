@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from specctl.features import SUFFIX_TOKENS
-from specctl.lazy import Tensor, np, torch
+from specctl.lazy import Device, Tensor, np, torch
 from specctl.records import Array, Matrix, Record, increasing, require
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ LogOdds = Callable[[Tensor], Tensor]
 """`[n, F]` float32 features of nodes to `[n]` float32 log-odds of acceptance."""
 
 
-def build_log_odds(scorer: Scorer, device: torch.device | str = "cpu") -> LogOdds:
+def build_log_odds(scorer: Scorer, device: Device = "cpu") -> LogOdds:
     """The function of a scorer, its tables on `device`."""
     if isinstance(scorer, FfnScorer):
-        return ffn_log_odds(scorer, torch.device(device))
-    return table_log_odds(scorer, torch.device(device))
+        return ffn_log_odds(scorer, device)
+    return table_log_odds(scorer, device)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class FfnLogOdds:
         return torch.mv(hidden, self.w2).add_(self.b2)
 
 
-def ffn_log_odds(scorer: FfnScorer, device: torch.device) -> FfnLogOdds:
+def ffn_log_odds(scorer: FfnScorer, device: Device) -> FfnLogOdds:
     w1, b1 = folded_layer(scorer)
     tables = (w1, b1, _floats(scorer.w2), _floats(scorer.b2))
     return FfnLogOdds(*(torch.from_numpy(table).to(device) for table in tables))
@@ -141,7 +141,7 @@ class TableLogOdds:
         return first.add_(copied, alpha=columns)
 
 
-def table_log_odds(scorer: AcceptanceTable, device: torch.device) -> TableLogOdds:
+def table_log_odds(scorer: AcceptanceTable, device: Device) -> TableLogOdds:
     tables = (_floats(scorer.edges), np.array(scorer.log_odds, np.float32).flatten())
     return TableLogOdds(*(torch.from_numpy(table).to(device) for table in tables))
 

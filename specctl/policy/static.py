@@ -22,7 +22,7 @@ from typing import Literal, Self, cast
 
 from pydantic import model_validator
 
-from specctl.lazy import Tensor, torch
+from specctl.lazy import Device, Tensor, torch
 from specctl.policy.family import (
     LEVELS,
     Depth,
@@ -107,7 +107,7 @@ def at_batch_size(shape: Shape, batch_size: int) -> Shape:
     return Chain(num_draft_tokens=length) if length else RootOnly()
 
 
-def static_shape(record: RootOnly | Chain | StaticTree, device: torch.device) -> BaseShape:
+def static_shape(record: RootOnly | Chain | StaticTree, device: Device) -> BaseShape:
     """The rule of a static record; a chain is a tree of width 1."""
     if isinstance(record, RootOnly):
         return BaseShape(max_depth=0, top_k=0, width=0, max_tokens=1, device=device)
@@ -129,7 +129,7 @@ class ScheduledChain(BaseShape):
         return Plan(start.num_rows, depth, deepest=length)
 
 
-def scheduled_shape(record: ChainSchedule, device: torch.device) -> BaseShape:
+def scheduled_shape(record: ChainSchedule, device: Device) -> BaseShape:
     levels = max(record.num_draft_tokens)
     return ScheduledChain(levels, 1, 1, levels + 1, device, record=record)
 
@@ -260,7 +260,7 @@ class NestedShape(BaseShape):
         return (plan.owners[:, :, None] & drafted).flatten(1, 2)
 
 
-def full_shape(record: FullTree, device: torch.device) -> BaseShape:
+def full_shape(record: FullTree, device: Device) -> BaseShape:
     best = record.width or record.top_k
     # An upper bound: all frontiers together, if no two shared a node.
     width = best + record.nested * record.top_k * (record.top_k + 1) // 2

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from specctl.lazy import Tensor, torch
+from specctl.lazy import Device, Tensor, torch
 from specctl.policy.family import (
     PROBS,
     WINDOWS,
@@ -119,7 +119,7 @@ class SignalStopShape(BaseShape):
         return self.uncertain(pool) & (pool.depth >= first_tested)
 
 
-def signal_stop_shape(record: SignalStop, device: torch.device) -> SignalStopShape:
+def signal_stop_shape(record: SignalStop, device: Device) -> SignalStopShape:
     size = (record.window, record.top_k, record.top_k, record.num_tokens or record.window + 1)
     uncertain = uncertainty(record)
     return SignalStopShape(*size, device, uncertain=uncertain, keep_last=record.keep_last)
@@ -254,7 +254,7 @@ class TopProbabilityShape(BaseShape):
         return pool.valid[:, 1:].view(levels)[..., 0] & (probs >= self.least_prob)
 
 
-def top_probability_shape(record: TopProbability, device: torch.device) -> TopProbabilityShape:
+def top_probability_shape(record: TopProbability, device: Device) -> TopProbabilityShape:
     children = LIKELIEST if record.threshold > 0 else 1
     size = (record.window, children, 1, record.window + 1)
     least, shortest = ceil_float32(record.threshold), record.min_draft_tokens
@@ -331,7 +331,7 @@ class DynamicDepthShape(BaseShape):
         return rows_below(plan, level, beam)
 
 
-def dynamic_depth_shape(record: DynamicDepth, device: torch.device) -> DynamicDepthShape:
+def dynamic_depth_shape(record: DynamicDepth, device: Device) -> DynamicDepthShape:
     size = (record.depth, record.top_k, record.top_k, record.num_tokens)
     least = math.exp(record.min_beam_logp)
     return DynamicDepthShape(*size, device, check_levels=record.check_levels, min_beam_prob=least)
@@ -405,7 +405,7 @@ def expected_accepted(joint_logp: Tensor, num_nodes: int) -> Tensor:
     return best.double().exp().sum(1)
 
 
-def opt_tree_shape(record: OptTree, device: torch.device) -> OptTreeShape:
+def opt_tree_shape(record: OptTree, device: Device) -> OptTreeShape:
     size = (record.depth, record.top_k, record.top_k, record.num_tokens)
     return OptTreeShape(*size, device, min_gain=record.min_gain)
 

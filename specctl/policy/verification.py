@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from specctl.lazy import Tensor, torch
+from specctl.lazy import Device, Tensor, torch
 from specctl.policy.family import Acceptance, AcceptanceFamily
 from specctl.tree import DraftPool, TokenTree
 
@@ -110,7 +110,7 @@ def earlier_siblings(tree: TokenTree) -> Tensor:
     return same & (slots[None, :] < slots[:, None])
 
 
-def denied_ids(listed: Iterable[int], eos_ids: Collection[int], device: torch.device) -> Tensor:
+def denied_ids(listed: Iterable[int], eos_ids: Collection[int], device: Device) -> Tensor:
     """`[K]` int64: tokens that no relaxation may accept or replace, `eos_ids` included."""
     return torch.tensor(sorted({*listed, *eos_ids}), dtype=torch.int64, device=device)
 
@@ -130,9 +130,7 @@ class StrictAcceptance:
         return memory
 
 
-def strict_acceptance(
-    record: Strict, device: torch.device, eos_ids: Collection[int]
-) -> StrictAcceptance:
+def strict_acceptance(record: Strict, device: Device, eos_ids: Collection[int]) -> StrictAcceptance:
     del record, device, eos_ids
     return StrictAcceptance()
 

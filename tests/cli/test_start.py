@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import passes, write_artifact
+from tests.cli.command import passes, write_artifact, write_lines
+from tests.logs.import_cases import vllm_log
 
 HEAVY = ("torch", "transformers")
 NUMERIC = (*HEAVY, "numpy", "polars")
@@ -43,6 +44,18 @@ BEGUN = ["registry init", f"registry push chain {NAME} --alias prod"]
 COLLECTED = ["collect embedded -o set --limit 1 --max-new-tokens 4 --policy chain --device cpu"]
 DENSE = ["collect embedded -o set --dense --limit 1 --depth 2 --children 2 --max-new-tokens 4"]
 REPLAY = ["replay set -p eagle2:depth=2:top_k=2:num_tokens=4 --json"]
+PLAIN = [
+    "show chain",
+    "show h100-llama-3.1-8b-eagle",
+    "import vllm.log",
+    "import vllm.log --cost-model h100-llama-3.1-8b-eagle",
+    "export chain:num_draft_tokens=3 --to vllm --drafter HEAD/head --method mtp -o serve",
+    "export eagle2 --to sglang --drafter embedded",
+    "export eagle2 --to vllm --nearest --drafter embedded",
+    "export chain --to transformers",
+    "export p_min --to llamacpp --target embedded --drafter embedded",
+    "show serve",
+]
 HELP = ["registry init", "registry list", "--help", "registry --help", "collect --help"]
 
 
@@ -51,9 +64,10 @@ HELP = ["registry init", "registry list", "--help", "registry --help", "collect 
     [
         ([*BEGUN, *COLLECTED], [*REGISTRY, *TRACES], HEAVY, "set/snapshots"),
         (DENSE, REPLAY, ("transformers",), "set/trace.json"),
+        ([], PLAIN, (*HEAVY, "polars"), "serve/speculative-config.json"),
         ([], HELP, NUMERIC, "team/registry.json"),
     ],
-    ids=["registry and traces", "replay", "lists and help"],
+    ids=["registry and traces", "replay", "plain policies and logs", "lists and help"],
 )
 def test_verbs_start_without_what_is_heavy(
     before: list[str],
@@ -64,6 +78,7 @@ def test_verbs_start_without_what_is_heavy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_artifact(tmp_path / "chain", "chain")
+    write_lines(tmp_path / "vllm.log", *vllm_log())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECCTL_REGISTRY", "team")
     for verb in before:
