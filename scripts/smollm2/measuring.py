@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,24 @@ class Ground:
 
 
 def lines_of(path: Path) -> list[Any]:
-    """The rows of a file of JSON lines; none without the file."""
-    text = path.read_text("utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
+    """The whole lines of a file of JSON lines; none without the file."""
+    lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+@contextmanager
+def adding_to(path: Path) -> Iterator[Callable[[list[dict[str, Any]]], None]]:
+    """Appends rows that belong together as one line, behind the whole lines of the file: a run that
+    was killed may have left a part of one."""
+    with path.open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+        def add(rows: list[dict[str, Any]]) -> None:
+            file.write(json.dumps(rows).encode() + b"\n")
+            file.flush()
+
+        yield add
 
 
 def answers(ground: Ground, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
@@ -94,11 +110,12 @@ def in_turns(
     questions: Sequence[Question],
     done: Path,
 ) -> None:
-    """Adds to `done` a line for each prompt and setting; prompts that it has are left out."""
-    finished = {row["prompt"] for row in lines_of(done)}
+    """Adds to `done` a line for each prompt, a row of it for each setting; prompts that it has are
+    left out."""
+    finished = {rows[0]["prompt"] for rows in lines_of(done)}
     left = [one for one in questions if one.prompt_id not in finished]
     servers, start_s = dict[str, OwnServer](), dict[str, float]()
-    with progress("turns", len(left)), done.open("a", encoding="utf-8") as file:
+    with progress("turns", len(left)), adding_to(done) as add:
         for question in left:
             names = [*settings]
             random.Random(f"{SEED} {question.prompt_id}").shuffle(names)
@@ -110,8 +127,7 @@ def in_turns(
                     start_s[name] = time.perf_counter() - began
                     servers[name].complete(question.prompt_ids[:8], 2)  # its first is slower
                 rows.append(_row(ground, servers[name], name, question, start_s[name]))
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-            file.flush()
+            add(rows)
             advance("turns")
     for server in servers.values():
         server.close()
@@ -146,11 +162,11 @@ def at_slots(
     slots: int,
     done: Path,
 ) -> None:
-    """Adds to `done` a line for each setting: all prompts, `slots` at a time."""
-    finished = {row["setting"] for row in lines_of(done)}
+    """Adds to `done` a row for each setting: all prompts, `slots` at a time."""
+    finished = {row["setting"] for [row] in lines_of(done)}
     names = [name for name in settings if name not in finished]
     random.Random(SEED).shuffle(names)
-    with progress("settings", len(names)), done.open("a", encoding="utf-8") as file:
+    with progress("settings", len(names)), adding_to(done) as add:
         for name in names:
             began = time.perf_counter()
             server = ground.server(settings[name], slots)
@@ -172,6 +188,5 @@ def at_slots(
                 "wall_s": ended - started,
                 "start_s": started - began,
             }
-            file.write(json.dumps(row) + "\n")
-            file.flush()
+            add([row])
             advance("settings")

