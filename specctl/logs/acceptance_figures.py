@@ -60,8 +60,7 @@ def chain_figures(
         most = list(accumulate([*marginal[:1], *bounds], min))
         basis = "a range: some rounds drafted fewer tokens than the positions that are counted"
     else:
-        basis = "exact in expectation over the rounds that were measured; another length starts "
-        basis += "its rounds elsewhere, which counters cannot show"
+        basis = "exact on average for the positions at which these rounds began"
     ends = [share(count, num_rounds) for count in at_least]
     totals = (accumulate(rates, initial=1.0) for rates in (marginal, most))
     ranges = [*zip(*totals, strict=True)][1:]

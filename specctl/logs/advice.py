@@ -12,9 +12,9 @@ from typing import Any
 
 from specctl.formatting import listed
 
-ChainClock = Callable[[int, int, float], float]
+ChainClock = Callable[[int, int, float], float | None]
 """From requests together, draft tokens of a chain and emitted tokens to a request's share of the
-step, us."""
+step, us; None where it is not known."""
 _MAX_LOADS = 512
 """Largest load up to which every one is judged for a schedule."""
 
@@ -29,15 +29,17 @@ class Advice:
     not_reached: Sequence[int] = ()  # loads at which the clock was not measured
 
 
-def explain(figures: dict[str, Any], advice: Advice | None) -> dict[str, Any]:
+def explain(
+    figures: dict[str, Any], advice: Advice | None, *, has_prices: bool = True
+) -> dict[str, Any]:
     """The figures with `clock`, `best_lengths` by load and `schedule` of lengths, None without a
-    clock or where lengths tie, and `meaning` in sentences."""
+    clock or where lengths tie, and `meaning` in sentences, with prices where there is no clock."""
     sweep = figures["fixed_length_sweep"]
     best = schedule = None
     if sweep is None:
         worth = [f"No length can be named: {figures['why_no_sweep']}."]
     elif advice is None:
-        worth = [_break_even_words(sweep)]
+        worth = [_break_even_words(sweep)] * has_prices
     else:
         spread = figures.get("marginal_interval")
         best = [best_lengths(sweep, advice.clock, size, spread) for size in advice.batch_sizes]
@@ -62,35 +64,41 @@ def best_lengths(
     batch_size: int,
     spread: Sequence[Sequence[float]] | None = None,
 ) -> dict[str, Any]:
-    """The lengths that may be fastest at a load, 0 for plain decoding; a single one if τ is exact.
+    """The lengths that may be fastest at a load, 0 for plain decoding; the shortest of equals.
 
     Args:
         spread: 95% intervals of the acceptance of each position, if known.
 
     Returns:
         `batch_size`; `num_draft_tokens`, a list; by length from 0 on `tokens_per_s_range`, of all
-        requests, and `over_plain_range`; `over_plain_interval` of a single best length, at the ends
-        of all positions' intervals together, which is wide; the clock's own error is not in it.
+        requests, and `over_plain_range`, None where the clock does not know a length;
+        `over_plain_interval` of a single best length, at the ends of all positions' intervals
+        together, which is wide; the clock's own error is not in it.
     """
     taus = [(1.0, 1.0), *(chain["mean_acceptance_length_range"] for chain in sweep["chains"])]
-    rates = [
-        sorted(1e6 * tau / clock(batch_size, length, tau) for tau in found)
-        for length, found in enumerate(taus)
-    ]
-    surest = max(low for low, _ in rates)
-    lengths = [length for length, (_, high) in enumerate(rates) if high >= surest]
+    rates = list[list[float] | None]()
+    for length, found in enumerate(taus):
+        times = [clock(batch_size, length, tau) for tau in found]
+        rates.append(
+            sorted(1e6 * tau / us for tau, us in zip(found, times, strict=True) if us) or None
+        )
+    known, plain = {length: rate for length, rate in enumerate(rates) if rate}, rates[0]
+    surest = max(low for low, _ in known.values())
+    lengths = [length for length, (_, high) in known.items() if high >= surest]
     if sweep["is_exact"]:
         lengths = lengths[:1]  # the shortest of equals
     interval = None
-    if spread and lengths != [0] and len(lengths) == 1:
+    if plain and spread and lengths != [0] and len(lengths) == 1:
         [best] = lengths
         ends = [1 + sum(position[end] for position in spread[:best]) for end in (0, 1)]
-        interval = [1e6 * tau / clock(batch_size, best, tau) / rates[0][0] for tau in ends]
+        interval = [tau * known[best][0] / taus[best][0] / plain[0] for tau in ends]
     return {
         "batch_size": batch_size,
         "num_draft_tokens": lengths,
         "tokens_per_s_range": rates,
-        "over_plain_range": [[end / rates[0][0] for end in rate] for rate in rates],
+        "over_plain_range": [
+            [end / plain[0] for end in rate] if rate and plain else None for rate in rates
+        ],
         "over_plain_interval": interval,
     }
 
@@ -160,6 +168,13 @@ def _limits(best: Sequence[dict[str, Any]], sweep: dict[str, Any], advice: Advic
         limits.append(f"More than {depth} draft tokens were not measured.")
     if any(len(one["num_draft_tokens"]) > 1 for one in best):
         limits.append("Where several lengths are named, their ranges overlap.")
+    plain, *drafted = best[0]["tokens_per_s_range"]
+    if plain is None:
+        limits.append("Plain decoding is not judged: add a log without drafts.")
+    if None in drafted:
+        limits.append(
+            f"Fewer than {depth} draft tokens are not judged: add a log of such a length."
+        )
     if advice.not_reached:
         sizes = listed(map(str, advice.not_reached))
         limits.append(f"This clock was not measured at {sizes} requests.")

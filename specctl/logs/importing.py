@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specctl.errors import InputError
@@ -12,7 +12,7 @@ from specctl.logs.advice import Advice, change_words, explain
 from specctl.logs.foreign import foreign
 from specctl.logs.llamacpp_log import LlamacppLog
 from specctl.logs.metric_figures import figures_by_model
-from specctl.logs.own_clock import own_advice
+from specctl.logs.own_clock import own_advices
 from specctl.logs.pooling import change, grouped, pooled
 from specctl.logs.scrapes import Scrape, json_records, json_scrapes
 from specctl.logs.server_log import ENGINES, ServerLog
@@ -98,8 +98,8 @@ def import_files(
     two, or of answers.
 
     Args:
-        advice: of a cost model; without one, logs of several draft lengths are a clock of their
-            own, at `batch_sizes`.
+        advice: of a cost model; without one, logs of several draft lengths of a drafter are a
+            clock of their own, at `batch_sizes`.
 
     Returns:
         `format`, `engine`, facts of the log's start, `left_out`, and figures: at the top, or by
@@ -128,8 +128,8 @@ def import_files(
     for log in logs:
         if not log.intervals and not (has_drafts and log.plain and not log.left_out):
             raise log.refusal()
-    own = own_advice(logs, batch_sizes) if advice is None else None
-    return _explained(_of_logs(logs), advice or own, only_longest=own is not None)
+    own = own_advices(logs, batch_sizes) if advice is None else {}
+    return _explained(_of_logs(logs), advice, own)
 
 
 def _of_scrapes(scrapes: Sequence[Scrape]) -> dict[str, Any]:
@@ -195,20 +195,24 @@ def _compared(models: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _explained(
-    summary: dict[str, Any], advice: Advice | None, *, only_longest: bool = False
+    summary: dict[str, Any], advice: Advice | None, own: Mapping[str, Advice] | None = None
 ) -> dict[str, Any]:
-    """The summary with advice; only for the longest drafts where all logs are of one server."""
-    models = summary.get("models")
+    """The summary with advice, or with the logs' own, by log, for a drafter's longest drafts."""
+    models, own = summary.get("models"), own or {}
     if models is None:
-        return explain(summary, advice)
+        return explain(summary, advice or next(iter(own.values()), None))
     lengths = {
-        name: len(sweep["chains"]) if (sweep := own["fixed_length_sweep"]) else 0
-        for name, own in models.items()
+        name: len(sweep["chains"]) if (sweep := of["fixed_length_sweep"]) else 0
+        for name, of in models.items()
     }
-    advised = [
-        name for name in models if not only_longest or lengths[name] == max(lengths.values())
-    ]
-    explained = {
-        name: explain(own, advice if name in advised else None) for name, own in models.items()
-    }
+
+    def of_log(name: str) -> Advice | None:
+        return own.get(models[name].get("source", ""))
+
+    explained = {}
+    for name, figures in models.items():
+        mine = of_log(name)
+        longest = max(lengths[other] for other in models if of_log(other) is mine)
+        given = advice or (mine if lengths[name] == longest else None)
+        explained[name] = explain(figures, given, has_prices=mine is None)
     return {**summary, "models": explained}

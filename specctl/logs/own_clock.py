@@ -1,10 +1,13 @@
-"""The time of a step from logs of one server at two or more draft lengths, plain decoding among
-them.
+"""The time of a step from logs of one drafter's server at two or more draft lengths, plain decoding
+among them.
 
 A request's step takes seconds · running / rounds in vLLM's log, mean length · running / throughput
-in SGLang's, and running / throughput in a log without drafts. Over lengths K and running requests B
-these are fitted by a + b B + c K + d B K with no negative term. It is rough: B is that of the
-moment of a line, and reading prompts counts too.
+in SGLang's, and running / throughput in a log without drafts. Plain steps are fitted by a + b B of
+the running requests B, steps with K draft tokens by a + b B + c K + d B K, each with no negative
+term. It is rough: B is that of the moment of a line, and reading prompts counts too.
+
+Drafting has a price beside that of its tokens. So plain decoding is judged by a log without drafts
+alone, and lengths below the logged one by logs of two lengths with drafts.
 """
 
 from __future__ import annotations
@@ -41,41 +44,69 @@ def _steps(log: ServerLog) -> list[tuple[float, float, float]]:
     return rows
 
 
-def own_advice(logs: Sequence[ServerLog], batch_sizes: Sequence[int]) -> Advice | None:
-    """Advice on the logs' own clock; None where fewer than two lengths have enough lines.
+def own_advices(logs: Sequence[ServerLog], batch_sizes: Sequence[int]) -> dict[str, Advice]:
+    """Advice by name of a log with drafts: one for all logs of a drafter, as their start names it.
+
+    Logs without drafts count for every drafter.
+    """
+    found: dict[str, Advice] = {}
+    drafters: dict[tuple[str, ...], list[ServerLog]] = {}
+    for log in logs:
+        if log.intervals:
+            methods = log.settings.get("method") or log.settings.get("method argument") or []
+            drafters.setdefault(tuple(methods), []).append(log)
+    for own in drafters.values():
+        rows = [_steps(log) for log in logs if log in own or not log.intervals]
+        if advice := _advice([row for of_log in rows for row in of_log], batch_sizes):
+            found |= dict.fromkeys([log.name for log in own], advice)
+    return found
+
+
+def _advice(steps: Sequence[tuple[float, float, float]], sizes: Sequence[int]) -> Advice | None:
+    """Advice on steps of draft tokens, running requests and us; None where fewer than two lengths
+    have enough of them.
 
     Loads outside those of the logs are not judged.
     """
     from scipy.optimize import nnls
 
-    rows = np.array([row for log in logs for row in _steps(log)], float).reshape(-1, 3)
-    of_length = {k: rows[rows[:, 0] == k] for k in np.unique(rows[:, 0])}
+    rows = np.array(steps, float).reshape(-1, 3)
+    of_length = {int(k): rows[rows[:, 0] == k] for k in np.unique(rows[:, 0])}
     of_length = {k: own for k, own in of_length.items() if len(own) >= _LEAST_POINTS}
     if len(of_length) < 2:
         return None
     least = max(own[:, 1].min() for own in of_length.values())
     most = min(own[:, 1].max() for own in of_length.values())
-    length, running, us = np.concatenate([*of_length.values()]).T
+    lengths = [k for k in of_length if k]
+    parts = [[0], lengths] if 0 in of_length else [lengths]
 
-    def terms(load: Floats, k: Floats) -> Floats:
-        varies = float(most > least)  # else one load tells nothing of others
-        return np.stack([np.ones_like(k), varies * load, k, varies * load * k], -1)
+    def terms(load: Floats, k: Floats, of: Sequence[int]) -> Floats:
+        by_load, by_length = float(most > least), float(len(of) > 1)  # else they tell nothing
+        columns = (np.ones_like(k), by_load * load, by_length * k, by_load * by_length * load * k)
+        return np.stack(columns, -1)
 
-    weights, _ = nnls(terms(running, length) / us[:, None], np.ones_like(us))
-    if least > most or not np.all(terms(np.array([least, most]), np.zeros(2)) @ weights > 0):
-        return None  # the lengths ran at other loads, or tell nothing of plain decoding
-    off = np.median(np.abs(terms(running, length) @ weights / us - 1))
+    weights, off = dict[int, Floats](), list[Floats]()
+    for of in parts:
+        length, running, us = np.concatenate([of_length[k] for k in of]).T
+        table = terms(running, length, of)
+        fitted, _ = nnls(table / us[:, None], np.ones_like(us))
+        off.append(np.abs(table @ fitted / us - 1))
+        weights |= dict.fromkeys(of, fitted)
+    if least > most:
+        return None  # the lengths ran at other loads
 
-    def clock(batch_size: int, k: int, emitted: float) -> float:
+    def clock(batch_size: int, k: int, emitted: float) -> float | None:
         del emitted
-        step = terms(np.array([float(batch_size)]), np.array([float(k)])) @ weights
-        return float(step[0]) / batch_size
+        of = lengths if k and len(lengths) > 1 else [k]
+        if of[0] not in weights:
+            return None
+        at = terms(np.array([float(batch_size)]), np.array([float(k)]), of)[0]
+        return float(at @ weights[of[0]]) / batch_size
 
-    loads = [size for size in batch_sizes if least <= size <= most]
-    loads = loads or [round(float(np.median(running)))]
-    plain = "" if 0 in of_length else ", plain decoding by the line through the lengths"
+    loads = [size for size in sizes if least <= size <= most]
+    loads = loads or [round(float(np.median(rows[:, 1])))]
     source = (
         f"the logs' own steps, as of one server, at {least:.0f} to {most:.0f} requests (rough: "
-        f"half of the lines are off by more than {off:.0%}{plain})"
+        f"half of the lines are off by more than {np.median(np.concatenate(off)):.0%})"
     )
-    return Advice(clock, loads, source, [size for size in batch_sizes if size not in loads])
+    return Advice(clock, loads, source, [size for size in sizes if size not in loads])

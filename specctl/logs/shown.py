@@ -93,10 +93,10 @@ def _what_to_do(figures: dict[str, Any]) -> Table:
     for one in figures["best_lengths"]:
         lengths = one["num_draft_tokens"]
         best = "off" if lengths == [0] else " or ".join(map(str, lengths))
-        ends = one["over_plain_interval"]
-        gain = _gain(one) + (f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "")
-        speed = _range(one["tokens_per_s_range"][lengths[-1]], ",.0f")
-        rows.append((str(one["batch_size"]), best, f"x {gain}", speed))
+        gain, ends = _of_best(one, "over_plain_range", ".2f"), one["over_plain_interval"]
+        gain = (f"x {gain}" if gain else "-") + (f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "")
+        speed = _of_best(one, "tokens_per_s_range", ",.0f")
+        rows.append((str(one["batch_size"]), best, gain, speed))
     return Table(
         f"What to do, on {figures['clock']}",
         ("requests", "best length", "over plain decoding", "tokens/s of all"),
@@ -110,7 +110,9 @@ def _range(found: Sequence[float], digits: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _gain(best: dict[str, Any]) -> str:
-    """The speed of the best lengths over plain decoding: `2.27`, or `1.91 to 2.23` of several."""
-    gains = [best["over_plain_range"][length] for length in best["num_draft_tokens"]]
-    return _range((min(low for low, _ in gains), max(high for _, high in gains)), ".2f")
+def _of_best(best: dict[str, Any], key: str, digits: str) -> str:
+    """A figure of the best lengths: `2.27`, or `1.91 to 2.23` of several; empty if unknown."""
+    ranges = [best[key][length] for length in best["num_draft_tokens"]]
+    if None in ranges:
+        return ""
+    return _range((min(low for low, _ in ranges), max(high for _, high in ranges)), digits)

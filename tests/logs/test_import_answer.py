@@ -14,7 +14,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -154,17 +153,20 @@ def test_lengths_as_an_engine_s_settings(engine: str, schedule: Any, says: str) 
 
 # --------------------------------------------------------------------------- own clock
 
-FIXED, BY_REQUEST, BY_TOKEN, BY_BOTH = 8_000.0, 40.0, 900.0, 30.0
-"""us of a step: 8,000 + 40 B + K (900 + 30 B)."""
+FIXED, BY_REQUEST, DRAFTING, BY_TOKEN, BY_BOTH = 8_000.0, 40.0, 3_000.0, 900.0, 30.0
+"""us of a step: 8,000 + 40 B, and 3,000 + K (900 + 30 B) more with K draft tokens."""
 
 
 def step_us(load: int, length: int) -> float:
-    return FIXED + BY_REQUEST * load + length * (BY_TOKEN + BY_BOTH * load)
+    drafting = DRAFTING + length * (BY_TOKEN + BY_BOTH * load) if length else 0.0
+    return FIXED + BY_REQUEST * load + drafting
 
 
-def timed_vllm(length: int, loads: Sequence[int]) -> str:
+def timed_vllm(length: int, loads: Sequence[int], method: str = "") -> str:
     """Intervals of ten seconds at these loads, 70, 50, 30, 20 % accepted by position."""
-    lines = []
+    said = f"SpeculativeConfig(method='{method}', model='m', num_spec_tokens={length})"
+    start = f"Initializing a V1 LLM engine (v0.33.0) with config: speculative_config={said}"
+    lines = [start] if method else []
     for place, load in enumerate(loads):
         before = f"(APIServer pid={length}) INFO 11-24 05:{place:02d}:00 "
         steps = round(1e7 / step_us(load, length) / 10) * 10
@@ -186,18 +188,46 @@ LOADS = (1, 2, 4, 8, 12, 16, 24, 32)
 
 @pytest.mark.parametrize("lengths", [(2, 4), (0, 4), (0, 2, 4)])
 def test_logs_of_several_lengths_are_a_clock(lengths: tuple[int, ...]) -> None:
-    """The same lengths as on the clock that made the logs."""
+    """The figures of the clock that made the logs, and none of a length that they tell nothing of:
+    drafting has a price of its own, so the line through 2 and 4 does not lead to plain decoding.
+    """
     logs = [Source(str(k), timed_vllm(k, LOADS).encode()) for k in lengths]
     found = import_files(logs, None, (1, 8, 32, 64))
     own = found.get("models", {"4": found})["4"]
     true = Advice(lambda size, k, tau: step_us(size, k) / size, (1, 8, 32), "truth")
     expected = explain(counted(70, 50, 30, 20), true)
     assert "the logs' own steps, as of one server, at 1 to 32 requests (rough" in own["clock"]
-    assert "This clock was not measured at 64 requests" in " ".join(own["meaning"])
+    said = " ".join(own["meaning"])
+    assert "This clock was not measured at 64 requests" in said
+    judged = {(2, 4): [1, 2, 3, 4], (0, 4): [0, 4], (0, 2, 4): [0, 1, 2, 3, 4]}[lengths]
+    assert ("Plain decoding is not judged" in said) == (0 not in judged)
+    assert ("Fewer than 4 draft tokens are not judged" in said) == (1 not in judged)
     for one, other in zip(own["best_lengths"], expected["best_lengths"], strict=True):
-        assert one["num_draft_tokens"] == other["num_draft_tokens"]
-        gains = [np.array(best["over_plain_range"]) for best in (one, other)]
-        assert gains[0] == pytest.approx(gains[1], rel=0.03)
+        rates = one["tokens_per_s_range"]
+        assert [k for k, rate in enumerate(rates) if rate] == judged
+        fastest = max(judged, key=lambda k: other["tokens_per_s_range"][k])
+        assert one["num_draft_tokens"] == [fastest]
+        for k in judged:
+            assert rates[k] == pytest.approx(other["tokens_per_s_range"][k], rel=0.03)
+        gains = [one["over_plain_range"][k] for k in judged]
+        assert None not in gains if 0 in judged else not any(gains)
+
+
+def test_each_drafter_has_a_clock_of_its_own() -> None:
+    """Beside the same plain steps; drafters that their logs do not name count as one."""
+    texts = {
+        "plain": timed_vllm(0, LOADS),
+        "head": timed_vllm(2, LOADS, "eagle3"),
+        "block": timed_vllm(4, LOADS, "dflash"),
+    }
+    found = import_files([Source(name, text.encode()) for name, text in texts.items()], None, (8,))
+    for name, length in (("head", 2), ("block", 4)):
+        [best] = found["models"][name]["best_lengths"]
+        judged = [k for k, rate in enumerate(best["over_plain_range"]) if rate]
+        assert judged == [0, length]
+        tau = 1 + sum((0.7, 0.5, 0.3, 0.2)[:length])
+        gain = tau * step_us(8, 0) / step_us(8, length)
+        assert best["over_plain_range"][length] == pytest.approx([gain] * 2, rel=0.03)
 
 
 def test_logs_that_are_no_clock() -> None:
