@@ -130,16 +130,20 @@ class HeadLoss:
             )
         total, weights, agreements = torch.zeros((), device=slots.device), 0.0, []
         is_scored = F.pad(example.is_answer[:, 1:], (0, 1))
+        # Steps of neighbouring slots share positions: the target speaks once at each.
+        predicted = slots[:, :, None] + torch.arange(1, NUM_STEPS + 1, device=slots.device)
+        is_used = is_scored & torch.zeros_like(is_scored).scatter(1, predicted.flatten(1), True)
+        place = is_used.flatten().cumsum(0).view_as(is_used) - 1
+        with torch.no_grad(), torch.autocast(slots.device.type, torch.bfloat16):
+            teacher = (example.states[is_used] @ self.teacher_rows.T).float().softmax(-1)
         for step, hidden in enumerate(outputs):
             at = slots + 1 + step
             kept = is_scored[rows, at]
             with torch.autocast(slots.device.type, torch.bfloat16):
                 logits = self.head.logits(hidden[kept])
-                with torch.no_grad():
-                    teacher = (example.states[rows, at][kept] @ self.teacher_rows.T).float()
             logp = logits.float().log_softmax(-1)
             labels = self.to_draft[example.labels[rows, at][kept]]
-            soft = -(teacher.softmax(-1) * logp).sum(-1).mean()
+            soft = -(teacher[place[rows, at][kept]] * logp).sum(-1).mean()
             hard = F.nll_loss(logp, labels, ignore_index=-1)
             total = total + STEP_DECAY**step * (self.soft_frac * soft + (1 - self.soft_frac) * hard)
             weights += STEP_DECAY**step
