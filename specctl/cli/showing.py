@@ -59,11 +59,10 @@ def import_(
 
     Acceptance by position, what shorter drafts would accept, and which length is fastest.
     """
+    from specctl.cli.imported import describe_summary
     from specctl.durable import prepare_folder, write_whole
-    from specctl.engines.lengths import length_lines
     from specctl.logs.advice import Advice
     from specctl.logs.importing import import_files
-    from specctl.logs.shown import describe_summary
     from specctl.logs.sources import Source, watched
     from specctl.records import json_bytes
 
@@ -78,19 +77,19 @@ def import_(
         model = choose_cost(cost_model, linear, None, force=force)
         known = LoadClock.known(model, sizes)
 
-        def chain_us(batch_size: int, length: int, emitted: float) -> float:
-            clock = LoadClock(model, batch_size)
-            return clock.chain_us(length, emitted, context_tokens=context_tokens)
+        def chain_us(batch_size: int, length: int, emitted: float, context: float) -> float:
+            return LoadClock(model, batch_size).chain_us(length, emitted, context_tokens=context)
 
         source = str(cost_model) if linear is None else "the rates of --linear"
         source = f"{source}, {context_tokens} tokens of context"
-        advice = Advice(chain_us, known, source, sorted({*sizes} - {*known}))
+        not_reached = sorted({*sizes} - {*known})
+        advice = Advice(chain_us, known, source, not_reached, context_tokens, model.time_error)
     with progress("lines read", None):
         texts = watched(sources, watch) if watch is not None else [*map(Source.of, sources)]
         summary = import_files(texts, advice, sizes)
     if out is not None:
         write_whole(out / "summary.json", json_bytes(summary), "summary")
-    return Answer(summary, describe_summary(summary, length_lines))
+    return Answer(summary, describe_summary(summary))
 
 
 def _batch_sizes(text: str) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from specctl.engines.engine import (
     fixed_shape,
     made,
     parsed,
+    refused,
 )
 from specctl.errors import EngineError
 from specctl.policy import (
@@ -202,6 +203,13 @@ def _write(model: str, weights: GgufWeights, target: str | None, path: Path) -> 
     write_model(folder(model), path, weights, target=None if target is None else folder(target))
 
 
+def read(files: Mapping[str, str]) -> Policy:
+    settings = read_file(files[FILE])
+    if settings.spec_synth_rates is not None:
+        raise refused(FILE, "spec_synth_rates makes acceptances up")
+    return Policy(shape=settings.shape)
+
+
 def read_file(text: str) -> LlamaServer:
     """The flags of a file."""
     return parsed(LlamaServer, text, FILE)
@@ -219,7 +227,7 @@ LLAMACPP = Engine(
     draws=lambda shape: "sampled drafts: replay and checks are of greedy ones",
     nearest=nearest,
     write=write,
-    read=lambda files: Policy(shape=read_file(files[FILE]).shape),
+    read=read,
     batching="llamacpp",
     has_synthetic=True,
 )

@@ -7,14 +7,16 @@ Lengths up to the logged one are judged; longer ones were not measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import exp, hypot, log
 from typing import Any
 
 from specctl.formatting import listed
 
-ChainClock = Callable[[int, int, float], float | None]
-"""From requests together, draft tokens of a chain and emitted tokens to a request's share of the
-step, us; None where it is not known."""
+ChainClock = Callable[[int, int, float, float], float | None]
+"""From requests together, draft tokens of a chain, emitted tokens and a request's text to its share
+of the step, us; None where it is not known."""
+_QUANTILE = 1.96  # of a 95 % interval
 _MAX_LOADS = 512
 """Largest load up to which every one is judged for a schedule."""
 
@@ -27,26 +29,31 @@ class Advice:
     batch_sizes: Sequence[int]
     source: str  # of the clock, in words
     not_reached: Sequence[int] = ()  # loads at which the clock was not measured
+    context_tokens: float = 512
+    time_error: float | None = None  # relative standard error of a time, see `stats`
 
 
 def explain(
     figures: dict[str, Any], advice: Advice | None, *, has_prices: bool = True
 ) -> dict[str, Any]:
-    """The figures with `clock`, `best_lengths` by load and `schedule` of lengths, None without a
-    clock or where lengths tie, and `meaning` in sentences, with prices where there is no clock."""
-    sweep = figures["fixed_length_sweep"]
+    """The figures with `clock`, `best_lengths` by load, those of each part `by_context`, and
+    `schedule` of lengths, None without a clock or where lengths tie; and `meaning` in sentences,
+    with prices where there is no clock."""
+    sweep, by_context = figures["fixed_length_sweep"], figures.get("by_context")
     best = schedule = None
     if sweep is None:
         worth = [f"No length can be named: {figures['why_no_sweep']}."]
     elif advice is None:
         worth = [_break_even_words(sweep)] * has_prices
     else:
-        spread = figures.get("marginal_interval")
-        best = [best_lengths(sweep, advice.clock, size, spread) for size in advice.batch_sizes]
-        schedule = _schedule(sweep, advice)
+        best = [best_lengths(figures, advice, size) for size in advice.batch_sizes]
+        schedule = _schedule(figures, advice)
         worth = _limits(best, sweep, advice)
+    if by_context and best and advice:
+        by_context = [_at_context(part, advice) for part in by_context]
     return {
         **figures,
+        "by_context": by_context,
         "clock": advice.source if advice and best else None,
         "best_lengths": best,
         "schedule": schedule,
@@ -58,27 +65,30 @@ def explain(
     }
 
 
-def best_lengths(
-    sweep: dict[str, Any],
-    clock: ChainClock,
-    batch_size: int,
-    spread: Sequence[Sequence[float]] | None = None,
-) -> dict[str, Any]:
-    """The lengths that may be fastest at a load, 0 for plain decoding; the shortest of equals.
+def _at_context(part: dict[str, Any], advice: Advice) -> dict[str, Any]:
+    """A part by context with its best lengths, None where its draft length is not known."""
+    at, best = replace(advice, context_tokens=part["mean_context_tokens"]), None
+    if part["fixed_length_sweep"]:
+        best = [best_lengths(part, at, size) for size in at.batch_sizes]
+    return {**part, "best_lengths": best}
 
-    Args:
-        spread: 95% intervals of the acceptance of each position, if known.
+
+def best_lengths(figures: dict[str, Any], advice: Advice, batch_size: int) -> dict[str, Any]:
+    """The lengths that may be fastest at a load, 0 for plain decoding; the shortest of equals.
 
     Returns:
         `batch_size`; `num_draft_tokens`, a list; by length from 0 on `tokens_per_s_range`, of all
         requests, and `over_plain_range`, None where the clock does not know a length;
-        `over_plain_interval` of a single best length, at the ends of all positions' intervals
-        together, which is wide; the clock's own error is not in it.
+        `over_plain_interval` of a single best length, 95 %: the ends of all positions' intervals
+        together, which is wide, and the clock's error, which both times draw independently; None
+        where no position has an interval.
     """
+    sweep, spread = figures["fixed_length_sweep"], figures.get("marginal_interval")
+
     taus = [(1.0, 1.0), *(chain["mean_acceptance_length_range"] for chain in sweep["chains"])]
     rates = list[list[float] | None]()
     for length, found in enumerate(taus):
-        times = [clock(batch_size, length, tau) for tau in found]
+        times = [advice.clock(batch_size, length, tau, advice.context_tokens) for tau in found]
         rates.append(
             sorted(1e6 * tau / us for tau, us in zip(found, times, strict=True) if us) or None
         )
@@ -90,8 +100,10 @@ def best_lengths(
     interval = None
     if plain and spread and lengths != [0] and len(lengths) == 1:
         [best] = lengths
+        gain, clock = known[best][0] / plain[0], _QUANTILE * 2**0.5 * (advice.time_error or 0.0)
         ends = [1 + sum(position[end] for position in spread[:best]) for end in (0, 1)]
-        interval = [tau * known[best][0] / taus[best][0] / plain[0] for tau in ends]
+        off = [hypot(log(tau / taus[best][0]), clock) for tau in ends]
+        interval = [gain * exp(-off[0]), gain * exp(off[1])]
     return {
         "batch_size": batch_size,
         "num_draft_tokens": lengths,
@@ -103,12 +115,12 @@ def best_lengths(
     }
 
 
-def _schedule(sweep: dict[str, Any], advice: Advice) -> list[tuple[int, int]] | None:
+def _schedule(figures: dict[str, Any], advice: Advice) -> list[tuple[int, int]] | None:
     """First load and best length of each stretch of loads; None where lengths tie."""
     least, most = min(advice.batch_sizes), max(advice.batch_sizes)
     found: list[tuple[int, int]] = []
     for size in range(least, most + 1) if most <= _MAX_LOADS else advice.batch_sizes:
-        length, *others = best_lengths(sweep, advice.clock, size)["num_draft_tokens"]
+        length, *others = best_lengths(figures, advice, size)["num_draft_tokens"]
         if others:
             return None
         if not found or found[-1][1] != length:

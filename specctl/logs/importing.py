@@ -32,7 +32,7 @@ def read(source: Source) -> ServerLog | list[Scrape] | list[Any]:
     for line in engine_lines(source):
         for reader in readers:
             reader.take(line)
-    logs = [reader.log for reader in readers]
+    logs = [reader.close() for reader in readers]
     found = [log for log in logs if log.intervals]
     if len(found) > 1:
         names = listed(ENGINES[log.engine] for log in found)
@@ -126,7 +126,8 @@ def import_files(
         )
     has_drafts = any(log.intervals for log in logs)
     for log in logs:
-        if not log.intervals and not (has_drafts and log.plain and not log.left_out):
+        is_plain = has_drafts and log.plain and not log.left_out
+        if log.settings.get("synthetic") or not (log.intervals or is_plain):
             raise log.refusal()
     own = own_advices(logs, batch_sizes) if advice is None else {}
     return _explained(_of_logs(logs), advice, own)

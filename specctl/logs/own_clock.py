@@ -1,10 +1,10 @@
 """The time of a step from logs of one drafter's server at two or more draft lengths, plain decoding
 among them.
 
-A request's step takes seconds · running / rounds in vLLM's log, mean length · running / throughput
-in SGLang's, and running / throughput in a log without drafts. Plain steps are fitted by a + b B of
-the running requests B, steps with K draft tokens by a + b B + c K + d B K, each with no negative
-term. It is rough: B is that of the moment of a line, and reading prompts counts too.
+A request's step takes length · running / throughput, its mean acceptance length being 1 without
+drafts. Plain steps are fitted by a + b B of the running requests B, steps with K draft tokens by
+a + b B + c K + d B K, each with no negative term. It is rough: B is that of the moment of a line,
+and reading prompts counts too.
 
 Drafting has a price beside that of its tokens. So plain decoding is judged by a log without drafts
 alone, and lengths below the logged one by logs of two lengths with drafts.
@@ -13,6 +13,7 @@ alone, and lengths below the logged one by logs of two lengths with drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,26 +23,20 @@ from specctl.stats import Floats
 
 _LEAST_POINTS = 4
 """Fewest lines of a draft length."""
-_LONGEST = 3.0
-"""Times the median length of an interval from which on the server had paused in it."""
 
 
 def _steps(log: ServerLog) -> list[tuple[float, float, float]]:
     """Draft tokens, running requests and us of the steps that lines of a log sum up."""
-    if not log.intervals:
-        return [(0, load, 1e6 * load / speed) for load, speed in log.plain if load and speed]
-    rows: list[tuple[float, float, float]] = []
-    spans = [one.seconds for one in log.intervals if one.seconds is not None]
-    longest = _LONGEST * float(np.median(spans)) if spans else 0.0
-    for one in log.intervals:
-        running, length = one.num_running, one.num_draft_tokens
-        if not running or length is None:
-            continue
-        if one.num_rounds and one.seconds is not None and one.seconds <= longest:
-            rows.append((length, running, 1e6 * one.seconds * running / one.num_rounds))
-        elif not one.num_rounds and one.tokens_per_s:
-            rows.append((length, running, 1e6 * sum(one.mean) / 2 * running / one.tokens_per_s))
-    return rows
+    lines: list[tuple[Any, ...]] = [
+        (one.num_draft_tokens, one.num_running, one.tokens_per_s, sum(one.mean) / 2)
+        for one in log.intervals
+    ]
+    lines = lines or [(0, running, speed, 1.0) for running, speed in log.plain]
+    return [
+        (length, running, 1e6 * mean * running / speed)
+        for length, running, speed, mean in lines
+        if length is not None and running and speed
+    ]
 
 
 def own_advices(logs: Sequence[ServerLog], batch_sizes: Sequence[int]) -> dict[str, Advice]:
@@ -55,16 +50,17 @@ def own_advices(logs: Sequence[ServerLog], batch_sizes: Sequence[int]) -> dict[s
         if log.intervals:
             methods = log.settings.get("method") or log.settings.get("method argument") or []
             drafters.setdefault(tuple(methods), []).append(log)
+    plain = [step for log in logs if not log.intervals for step in _steps(log)]
     for own in drafters.values():
-        rows = [_steps(log) for log in logs if log in own or not log.intervals]
-        if advice := _advice([row for of_log in rows for row in of_log], batch_sizes):
+        steps = [step for log in own for step in _steps(log)]
+        if advice := _advice([*plain, *steps], batch_sizes):
             found |= dict.fromkeys([log.name for log in own], advice)
     return found
 
 
 def _advice(steps: Sequence[tuple[float, float, float]], sizes: Sequence[int]) -> Advice | None:
     """Advice on steps of draft tokens, running requests and us; None where fewer than two lengths
-    have enough of them.
+    have enough of them, or ran at other loads.
 
     Loads outside those of the logs are not judged.
     """
@@ -73,40 +69,36 @@ def _advice(steps: Sequence[tuple[float, float, float]], sizes: Sequence[int]) -
     rows = np.array(steps, float).reshape(-1, 3)
     of_length = {int(k): rows[rows[:, 0] == k] for k in np.unique(rows[:, 0])}
     of_length = {k: own for k, own in of_length.items() if len(own) >= _LEAST_POINTS}
-    if len(of_length) < 2:
+    least = max((own[:, 1].min() for own in of_length.values()), default=0)
+    most = min((own[:, 1].max() for own in of_length.values()), default=0)
+    if len(of_length) < 2 or least > most:
         return None
-    least = max(own[:, 1].min() for own in of_length.values())
-    most = min(own[:, 1].max() for own in of_length.values())
-    lengths = [k for k in of_length if k]
-    parts = [[0], lengths] if 0 in of_length else [lengths]
+    fits, off, num_drafted = dict[bool, Floats](), list[float](), len(of_length.keys() - {0})
+    for drafts in {k > 0 for k in of_length}:
+        own = [own for k, own in of_length.items() if (k > 0) == drafts]
+        length, running, us = np.concatenate(own).T
+        terms = _terms(running, length)
+        fits[drafts], _ = nnls(terms / us[:, None], np.ones_like(us))
+        off += np.abs(terms @ fits[drafts] / us - 1).tolist()
 
-    def terms(load: Floats, k: Floats, of: Sequence[int]) -> Floats:
-        by_load, by_length = float(most > least), float(len(of) > 1)  # else they tell nothing
-        columns = (np.ones_like(k), by_load * load, by_length * k, by_load * by_length * load * k)
-        return np.stack(columns, -1)
-
-    weights, off = dict[int, Floats](), list[Floats]()
-    for of in parts:
-        length, running, us = np.concatenate([of_length[k] for k in of]).T
-        table = terms(running, length, of)
-        fitted, _ = nnls(table / us[:, None], np.ones_like(us))
-        off.append(np.abs(table @ fitted / us - 1))
-        weights |= dict.fromkeys(of, fitted)
-    if least > most:
-        return None  # the lengths ran at other loads
-
-    def clock(batch_size: int, k: int, emitted: float) -> float | None:
-        del emitted
-        of = lengths if k and len(lengths) > 1 else [k]
-        if of[0] not in weights:
+    def clock(batch_size: int, k: int, emitted: float, context_tokens: float) -> float | None:
+        del emitted, context_tokens
+        if k not in of_length and (k == 0 or num_drafted < 2):
             return None
-        at = terms(np.array([float(batch_size)]), np.array([float(k)]), of)[0]
-        return float(at @ weights[of[0]]) / batch_size
+        return float(_terms(batch_size, k) @ fits[k > 0]) / batch_size
 
     loads = [size for size in sizes if least <= size <= most]
     loads = loads or [round(float(np.median(rows[:, 1])))]
     source = (
         f"the logs' own steps, as of one server, at {least:.0f} to {most:.0f} requests (rough: "
-        f"half of the lines are off by more than {np.median(np.concatenate(off)):.0%})"
+        f"half of the lines are off by more than {np.median(off):.0%})"
     )
-    return Advice(clock, loads, source, [size for size in sizes if size not in loads])
+    not_reached = [size for size in sizes if size not in loads]
+    # The standard error of a normal with this mean absolute error, as of a table's held-out points.
+    error = float(np.sqrt(np.pi / 2) * np.mean(off))
+    return Advice(clock, loads, source, not_reached, time_error=error)
+
+
+def _terms(running: Any, length: Any) -> Floats:
+    """`[..., 4]`: 1, B, K and B K."""
+    return np.stack(np.broadcast_arrays(1.0, running, length, running * length), -1)

@@ -23,6 +23,9 @@ from specctl.stats import MIN_PROMPTS, Floats, ratio_of_sums
 _MAX_BLOCKS = 200
 """Most consecutive blocks of intervals that an interval is taken over."""
 _MAX_PARTS = 12
+_MAX_CONTEXTS = 4
+_APART = 2.0
+"""Least factor between the contexts of the first and the last part by context."""
 
 
 def grouped(log: ServerLog) -> dict[str, list[Interval]]:
@@ -49,29 +52,57 @@ def grouped(log: ServerLog) -> dict[str, list[Interval]]:
 def pooled(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any]:
     """Figures of intervals that drafted alike."""
     running = [one.num_running for one in intervals if one.num_running is not None]
-    mean, ends = _mean(intervals)
     facts: dict[str, Any] = {
         "num_requests" if log.engine == "llamacpp" else "num_intervals": len(intervals),
         "mean_running_requests": float(np.mean(running)) if running else None,
-        "mean_interval": ends,
+        "mean_interval": _mean(intervals)[1],
         "from": intervals[0].time or None,
         "to": intervals[-1].time or None,
         "processes": _processes(intervals),
         "over_time": over_time(intervals),
+        "by_context": by_context(log, intervals),
     }
+    return facts | _figures(log, intervals)
+
+
+def _figures(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any]:
+    """Acceptance, by position where each line has it."""
     if all(one.at_least for one in intervals):
-        return facts | _by_position(intervals)
+        return _by_position(intervals)
     if log.engine == "sglang":
-        return facts | {"mean_of_interval_means": mean} | _of_means(intervals)
+        return {"mean_of_interval_means": _mean(intervals)[0], **_of_means(intervals)}
     least, most = (
         sum(one.num_accepted / (one.mean[end] - 1) if one.num_accepted else 1 for one in intervals)
         for end in (1, 0)
     )
     accepted = sum(one.num_accepted for one in intervals)
-    facts["num_draft_tokens"] = sum(one.num_drafted for one in intervals)
-    facts["num_accepted_tokens"] = accepted
-    bounds = 1 + accepted / most, 1 + accepted / least
-    return facts | mean_figures(bounds, None, NO_POSITIONS, [])
+    return {
+        "num_draft_tokens": sum(one.num_drafted for one in intervals),
+        "num_accepted_tokens": accepted,
+        **mean_figures((1 + accepted / most, 1 + accepted / least), None, NO_POSITIONS, []),
+    }
+
+
+def by_context(log: ServerLog, intervals: Sequence[Interval]) -> list[dict[str, Any]] | None:
+    """Figures of up to four parts by a request's text, of as many lines each; None where fewer than
+    two have enough lines, or texts are alike."""
+    known = sorted(
+        (one for one in intervals if one.context_tokens is not None),
+        key=lambda one: one.context_tokens or 0.0,
+    )
+    parts = _parts(known, min(len(known) // MIN_PROMPTS, _MAX_CONTEXTS))
+    texts = [[one.context_tokens or 0.0 for one in part] for part in parts]
+    if len(parts) < 2 or np.mean(texts[-1]) < _APART * np.mean(texts[0]):
+        return None
+    return [
+        {
+            "context_tokens": [text[0], text[-1]],
+            "mean_context_tokens": float(np.mean(text)),
+            "num_lines": len(part),
+            **_figures(log, part),
+        }
+        for text, part in zip(texts, parts, strict=True)
+    ]
 
 
 def _processes(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
@@ -132,9 +163,9 @@ def _of_means(intervals: Sequence[Interval]) -> dict[str, Any]:
     }
 
 
-def _parts(intervals: Sequence[Interval]) -> list[list[Interval]]:
-    """Up to 12 parts in order."""
-    places = np.array_split(np.arange(len(intervals)), min(len(intervals), _MAX_PARTS))
+def _parts(intervals: Sequence[Interval], most: int = _MAX_PARTS) -> list[list[Interval]]:
+    """Up to `most` parts in order, of as many intervals each."""
+    places = np.array_split(np.arange(len(intervals)), max(min(len(intervals), most), 1))
     return [[intervals[place] for place in part] for part in places]
 
 

@@ -36,11 +36,11 @@ class Interval:
     at_least: tuple[int, ...] = ()  # rounds that accepted at least 1, 2, ... tokens; empty: unknown
     is_even: bool = False  # each round drafted all positions
     num_running: int | None = None  # requests, when the line was printed
-    seconds: float | None = None
     rate: float | None = None  # SGLang's accept rate
     drafts: str = "chain"  # or "tree", "varying", "" if nothing tells
     num_draft_tokens: int | None = None  # of a chain; None if nothing tells
     tokens_per_s: float | None = None
+    context_tokens: float | None = None  # text of a request, as a mean
 
 
 @dataclass
@@ -99,6 +99,11 @@ class ServerLog:
 
     def refusal(self) -> InputError:
         """The error for a log without any interval that can be used."""
+        if made_up := self.settings.get("synthetic"):
+            return InputError(
+                f"{self.name}: this {ENGINES[self.engine]} makes acceptances up, as its start says",
+                hint=f"start it without {made_up[0]}",
+            )
         if self.left_out:
             [(reason, count)] = self.left_out.most_common(1)
             more = f", as {count - 1:,} more" if count > 1 else ""

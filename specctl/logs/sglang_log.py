@@ -10,7 +10,8 @@
 - up to April 2026 (sglang#13212, #23530): length / n, at first with steps + 1 for n;
 - since then: (length - 1) / (n - 1).
 
-The first lines print `server_args=ServerArgs(...)`, or a dictionary.
+`#token` (of hybrid models `#full token`) is the cache of the running requests, in which beginnings
+that they share count once. The first lines print `server_args=ServerArgs(...)`, or a dictionary.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from specctl.logs.server_log import (
 )
 from specctl.logs.wrappers import Line, is_cut
 
+_TEXT = re.compile(r"#(?:full )?token:\s*(\d{1,12}),")
 _RUNNING = re.compile(r"#running-req:\s*(\d{1,9})")
 _LENGTH = re.compile(rf"(?<!block )accept len:\s*{NUMBER},")
 _RATE = re.compile(rf"accept rate:\s*{NUMBER},")
@@ -69,6 +71,9 @@ class SglangLog:
             if (found := self._interval(line)) is not None:
                 self.log.add(line.spot, found, line.text)
 
+    def close(self) -> ServerLog:
+        return self.log
+
     def _interval(self, line: Line) -> Interval | str | None:
         """The interval of a line, the reason why it is left out, or None for one without drafts."""
         text = line.text
@@ -83,18 +88,19 @@ class SglangLog:
         if running is None or length is None or float(length[1]) < 1:
             return "lacks #running-req or an accept len of at least 1"
         drafts, depth = self._drafts(line)
-        mean = float(length[1])
+        mean, together, held = float(length[1]), int(running[1]), _TEXT.search(text)
         interval = Interval(
             line.spot,
             line.process,
             line.time,
             (max(mean - MEAN_ERROR, 1.0), mean + MEAN_ERROR),
-            max(int(running[1]), 1),
-            num_running=int(running[1]),
+            max(together, 1),
+            num_running=together,
             rate=float(rate[1]) if rate else None,
             tokens_per_s=float(speed[1]) if speed else None,
             drafts=drafts,
             num_draft_tokens=depth,
+            context_tokens=int(held[1]) / together if held and together else None,
         )
         if depth and rate and not any(depth in _fitting(interval, name) for name in _DEPTHS):
             return CONTRADICTS

@@ -5,8 +5,7 @@
 - 0.9: `Draft acceptance rate, Mean acceptance length, Accepted, Drafted, Per-position acceptance
   rate`. Some builds leave the bonus token out of the mean; the rates by position tell which.
 - 0.10.2 to 0.33: `Mean acceptance length, Accepted throughput, Drafted throughput, Accepted,
-  Drafted, Per-position acceptance rate, Avg Draft acceptance rate`. Drafted tokens over their
-  throughput give the interval's length.
+  Drafted, Per-position acceptance rate, Avg Draft acceptance rate`.
 - 0.8 (V1): `Draft acceptance rate, Accepted, Drafted`, without rounds; V0 (`Speculative metrics:
   ...`): sums since the start, which count tokens behind a rejected one too.
 
@@ -36,7 +35,6 @@ from specctl.logs.wrappers import Line, is_cut
 _MEAN = re.compile(rf"Mean\s*acceptance\s*length:\s*{NUMBER}")
 _TOKENS = re.compile(r"Accepted:\s*(\d{1,12})\s*tokens.*?Drafted:\s*(\d{1,12})\s*tokens")
 _RATES = re.compile(rf"Per-position\s*acceptance\s*rate:\s*\[?({NUMBER}(?:,\s*{NUMBER})*)")
-_SPEED = re.compile(rf"Drafted\s*throughput:\s*{NUMBER}")
 _AVERAGE = re.compile(rf"Avg\s*Draft\s*acceptance\s*rate:\s*{NUMBER}%")
 _LOAD = re.compile(rf"Avg\s*generation\s*throughput:\s*{NUMBER}.*?Running:\s*(\d{{1,6}})")
 _VERSION = re.compile(r"v?(\d+\.\d+[\w.+]*)")
@@ -82,6 +80,9 @@ class VllmLog:
         elif mark == "non-default args:":
             self._settings(line.text)
 
+    def close(self) -> ServerLog:
+        return self.log
+
     def _settings(self, text: str) -> None:
         if (found := _SPECULATIVE.search(text)) is None:
             return
@@ -89,6 +90,8 @@ class VllmLog:
             self.log.set("speculation", "off")
             return
         self.log.set("speculation", "on")
+        if "'synthetic'" in found[0]:
+            self.log.set("synthetic", "rejection_sample_method synthetic")
         for name, value in _SETTING.findall(found["old"] or found["new"]):
             # Arguments name a family of methods by other words than the configuration made of them.
             method = "method" if found["old"] else "method argument"
@@ -109,7 +112,7 @@ def _interval(line: Line, load: tuple[int, float] | None) -> Interval | str:
         return "lacks figures that vLLM 0.9 to 0.33 prints"
     shares = [float(rate) for rate in re.split(r",\s*", rates[1])]
     accepted, drafted = int(tokens[1]), int(tokens[2])
-    average, speed = _AVERAGE.search(text), _SPEED.search(text)
+    average = _AVERAGE.search(text)
     found = rounds_of(float(mean[1]), accepted, drafted, shares)
     if found is None and average is None:  # some builds of 0.9 leave the bonus token out
         found = rounds_of(float(mean[1]) + 1, accepted, drafted, shares)
@@ -131,5 +134,4 @@ def _interval(line: Line, load: tuple[int, float] | None) -> Interval | str:
         num_draft_tokens=len(shares),
         num_running=load[0] if load else None,
         tokens_per_s=load[1] if load else None,
-        seconds=drafted / float(speed[1]) if speed and float(speed[1]) else None,
     )

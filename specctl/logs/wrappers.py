@@ -43,6 +43,8 @@ _MARKS = {
     "draft acceptance": "draft acceptance(?: rate)? *= *",
     "acc per pos": r"acc per pos *= *\(",
     "eval time": "(?<!prompt )eval time *= *",
+    "stop processing": "stop processing: *",
+    "synthetic": "synthetic (?:speculative )?acceptance(?: is enabled|: )",
 }
 """Marks by a word of each, for which a line is searched first: much faster."""
 _MARK = re.compile("|".join(_MARKS.values()))

@@ -290,7 +290,9 @@ class LoadClock:
         batch = replace(steps, batch_size=self.batch_size, num_tokens=tokens)
         return self.model.round_us(batch) / self.batch_size
 
-    def chain_us(self, num_draft_tokens: int, num_emitted: float, *, context_tokens: int) -> float:
+    def chain_us(
+        self, num_draft_tokens: int, num_emitted: float, *, context_tokens: float
+    ) -> float:
         """us of machine time per request, for a round of a chain."""
         verified = num_draft_tokens + 1
         steps = Steps(1, verified, context_tokens, num_draft_tokens, 1, num_emitted, verified)

@@ -71,6 +71,7 @@ WRONG_LLAMACPP: dict[str, dict[str, Any]] = {
     "drafts without a type": {"spec_type": None},
     "rates of another length": {"spec_synth_rates": [0.5]},
     "rates that rise": {"spec_synth_rates": [0.5, 0.6, 0.1]},
+    "rates that are made up": {"spec_synth_rates": [0.5, 0.4, 0.1]},
     "an unknown flag": {"spec_draft_depth": 3},
     "a removed flag": {"draft_max": 3},
 }

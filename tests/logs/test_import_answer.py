@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ from specctl.errors import InputError
 from specctl.logs import sources
 from specctl.logs.acceptance_figures import chain_figures, mean_ranges, sweep_of
 from specctl.logs.advice import Advice, best_lengths, explain
-from specctl.logs.importing import import_files
+from specctl.logs.importing import import_files, read
+from specctl.logs.own_clock import own_advices
 from specctl.logs.sources import Source
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.metrics import LoadClock
 from tests.cli.command import specctl
 from tests.logs.import_cases import (
+    figures,
     imported,
     scrape,
     scrape_sglang,
@@ -67,8 +70,8 @@ def test_a_draft_token_pays_below_its_share(counts: list[int]) -> None:
 def test_the_best_length_is_the_fastest_of_the_sweep() -> None:
     """70, 40, 10 of 100 rounds: steps of 5260, 5870, 6180, 6490 us by hand."""
     clock = LoadClock(parse_linear(LINEAR))
-    sweep = counted(70, 40, 10)["fixed_length_sweep"]
-    best = best_lengths(sweep, lambda _, k, tau: clock.chain_us(k, tau, context_tokens=9), 1)
+    advice = Advice(lambda _, k, tau, c: clock.chain_us(k, tau, context_tokens=c), (1,), "")
+    best = best_lengths(counted(70, 40, 10), advice, 1)
     steps = [5260, 5870, 6180, 6490]
     expected = [1e6 * tau / us for tau, us in zip((1, 1.7, 2.1, 2.2), steps, strict=True)]
     assert best["num_draft_tokens"] == [2]
@@ -88,7 +91,7 @@ def test_the_best_length_is_the_fastest_of_the_sweep() -> None:
 def test_the_best_length_in_words(
     step_us: tuple[int, ...], lengths: list[int], says: list[str]
 ) -> None:
-    found = explain(counted(70, 40, 10), Advice(lambda _, k, tau: step_us[k], (1,), "CLOCK"))
+    found = explain(counted(70, 40, 10), Advice(lambda _, k, *more: step_us[k], (1,), "CLOCK"))
     assert found["best_lengths"][0]["num_draft_tokens"] == lengths
     assert found["meaning"][:-1] == says
 
@@ -99,7 +102,7 @@ def test_lengths_whose_ranges_overlap_are_all_named() -> None:
         "fixed_length_sweep": sweep_of(mean_ranges((2.0, 2.0), 3), "a range"),
         "not_known": ["acceptance by position"],
     }
-    found = explain(figures, Advice(lambda _, k, tau: 10 + k, (1,), "CLOCK"))
+    found = explain(figures, Advice(lambda _, k, *more: 10 + k, (1,), "CLOCK"))
     assert found["best_lengths"][0]["num_draft_tokens"] == [1, 2, 3]
     assert found["schedule"] is None
     assert "Where several lengths are named, their ranges overlap." in found["meaning"]
@@ -107,10 +110,92 @@ def test_lengths_whose_ranges_overlap_are_all_named() -> None:
 
 def test_lengths_by_load_make_a_schedule() -> None:
     """A request's step of 100 + 10 B K: 2.1 / 160 > 1.7 / 130 at three, 1.7 / 170 = 1 / 100."""
-    advice = Advice(lambda size, k, tau: 100 + 10 * size * k, (1, 2, 8, 32), "CLOCK")
+    advice = Advice(lambda size, k, *more: 100 + 10 * size * k, (1, 2, 8, 32), "CLOCK")
     found = explain(counted(70, 40, 10), advice)
     assert [one["num_draft_tokens"] for one in found["best_lengths"]] == [[2], [2], [0], [0]]
     assert found["schedule"] == [(1, 2), (4, 1), (7, 0)]
+
+
+@pytest.mark.parametrize("error", [0.02, 0.1])
+def test_the_clock_s_error_is_in_the_interval(error: float) -> None:
+    """Both times draw it: on the log scale it adds to the square of acceptance's half."""
+
+    def halves(error: float | None) -> list[float]:
+        advice = Advice(lambda _, k, *more: 10 + k, (1,), "CLOCK", time_error=error)
+        best = best_lengths(counted(70, 40, 10), advice, 1)
+        [[gain, _]] = [best["over_plain_range"][n] for n in best["num_draft_tokens"]]
+        return [abs(log(end / gain)) for end in best["over_plain_interval"]]
+
+    for alone, both in zip(halves(None), halves(error), strict=True):
+        assert both**2 - alone**2 == pytest.approx(2 * (1.96 * error) ** 2)
+
+
+# --------------------------------------------------------------------------- context
+
+AT_1, AT_8 = (9, 8, 7), (5, 2, 1)
+"""Rounds of ten that accepted 1, 2, 3 tokens, of short and of long requests."""
+
+
+def llamacpp_requests(*texts: int) -> str:
+    """Requests with these tokens of text, those from 8,000 on accepted less."""
+    lines = []
+    for task, text in enumerate(texts):
+        at_least = AT_8 if text >= 8000 else AT_1
+        accepted = sum(at_least)
+        slot = f"0.{task:02d}.978.611 I slot print_timing: id  0 | task {task} | "
+        lines += [
+            f"{slot}       eval time =   912.55 ms /   {11 + accepted} tokens (    7.53 ms)",
+            f"{slot}draft acceptance = 0.5 ({accepted} accepted / 30 generated), mean len = "
+            f" {1 + accepted / 10:.2f}",
+            f"{slot}     acc per pos = ({', '.join(f'{n / 10:.3f}' for n in at_least)})",
+            f"{slot}stop processing: n_tokens = {text}, truncated = 0",
+        ]
+    return "\n".join(lines)
+
+
+CONTEXTS = llamacpp_requests(*range(1000, 1008), *range(8000, 8008))
+
+
+def test_lengths_by_context() -> None:
+    found = explain(figures(CONTEXTS), Advice(lambda _, k, *more: 100 + 20 * k, (1, 8), "CLOCK"))
+    short, long = found["by_context"]
+    assert (short["marginal_prob"], long["marginal_prob"]) == ([0.9, 0.8, 0.7], [0.5, 0.2, 0.1])
+    # Halfway through 35 or 19 emitted tokens.
+    assert short["context_tokens"] == [1000 - 17.5, 1007 - 17.5]
+    assert long["mean_context_tokens"] == 8003.5 - 9.5
+    lengths = [[one["num_draft_tokens"] for one in part["best_lengths"]] for part in (short, long)]
+    assert lengths == [[[3], [3]], [[1], [1]]]
+    by_text = Advice(lambda _, k, tau, context: 100 + k * context / 100, (1,), "CLOCK")
+    of_clock = explain(figures(CONTEXTS.replace("8000", "7000")), by_text)["by_context"]
+    assert [one["best_lengths"][0]["num_draft_tokens"] for one in of_clock] == [[3], [0]]
+
+
+@pytest.mark.parametrize(
+    ("log", "is_known"),
+    [
+        (CONTEXTS, True),
+        (llamacpp_requests(*range(1000, 1016)), False),  # alike
+        (llamacpp_requests(*range(1000, 1008), *range(8000, 8007)), False),  # too few
+        (CONTEXTS.replace("truncated = 0", "truncated = 1"), False),
+        (CONTEXTS.replace("n_tokens = ", "n_past = "), True),
+    ],
+)
+def test_logs_that_hold_the_context(log: str, *, is_known: bool) -> None:
+    assert (figures(log)["by_context"] is not None) == is_known
+
+
+def test_the_context_in_sglang_s_log() -> None:
+    """Tokens in the cache over running requests."""
+    lines = [
+        sglang_line(4, length, 0.5, second=second).replace(word, f"{word[:-3]}{4 * text}")
+        for text, length, word in ((500, 2.5, "#token: 300"), (5000, 2.5, "#token: 300"))
+        for second in range(text // 500, text // 500 + 8)
+    ]
+    for form in ("#token", "#full token"):
+        log = "\n".join([sglang_start(), *lines]).replace("#token", form)
+        assert [part["context_tokens"] for part in figures(log)["by_context"]] == [
+            [500, 500], [5000, 5000],
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -194,7 +279,7 @@ def test_logs_of_several_lengths_are_a_clock(lengths: tuple[int, ...]) -> None:
     logs = [Source(str(k), timed_vllm(k, LOADS).encode()) for k in lengths]
     found = import_files(logs, None, (1, 8, 32, 64))
     own = found.get("models", {"4": found})["4"]
-    true = Advice(lambda size, k, tau: step_us(size, k) / size, (1, 8, 32), "truth")
+    true = Advice(lambda size, k, *more: step_us(size, k) / size, (1, 8, 32), "truth")
     expected = explain(counted(70, 50, 30, 20), true)
     assert "the logs' own steps, as of one server, at 1 to 32 requests (rough" in own["clock"]
     said = " ".join(own["meaning"])
@@ -228,6 +313,19 @@ def test_each_drafter_has_a_clock_of_its_own() -> None:
         tau = 1 + sum((0.7, 0.5, 0.3, 0.2)[:length])
         gain = tau * step_us(8, 0) / step_us(8, length)
         assert best["over_plain_range"][length] == pytest.approx([gain] * 2, rel=0.03)
+
+
+def test_the_own_clock_s_error() -> None:
+    """Every second line took a fifth longer, so that all are about a tenth off."""
+    slow = lambda found: f"generation throughput: {float(found[1]) / 1.2:.1f}"  # noqa: E731
+    logs = []
+    for k in (0, 2, 4):
+        blocks = re.split(r"\n(?=.*Avg prompt)", timed_vllm(k, sorted(LOADS * 2)))
+        blocks[::2] = [re.sub(r"generation throughput: ([\d.]+)", slow, one) for one in blocks[::2]]
+        logs.append(read(Source(str(k), "\n".join(blocks).encode())))
+    [advice, _] = own_advices(logs, (8,)).values()
+    assert advice.time_error == pytest.approx(0.1 * (np.pi / 2) ** 0.5, rel=0.15)
+    assert "half of the lines are off by more than 9%" in advice.source
 
 
 def test_logs_that_are_no_clock() -> None:
@@ -294,6 +392,14 @@ def test_import_with_a_cost_model(tmp_path: Path) -> None:
     assert best[1]["num_draft_tokens"] == [0]
     both = specctl("import", source, "--linear", LINEAR, "--cost-model", "c.json")
     assert "give either --cost-model or --linear" in both.err
+
+
+def test_lengths_by_context_are_shown(tmp_path: Path) -> None:
+    rates = LINEAR.replace("draft_token_us=250", "draft_token_us=900")
+    log = saved(tmp_path / "llama.log", CONTEXTS)
+    shown = " ".join(specctl("import", log, "--linear", rates, "--batch-sizes", "1,64").out.split())
+    assert "Best length by context" in shown
+    assert "send requests of these lengths to servers of their own" in shown
 
 
 @pytest.mark.parametrize("sizes", ["0", "1,x", "1;8", "1.5", "9999999"])

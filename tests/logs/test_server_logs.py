@@ -549,6 +549,25 @@ def test_a_task_s_number_comes_again_after_a_restart() -> None:
     assert figures("\n".join([*llamacpp_log(), *again]))["num_rounds"] == 54
 
 
+MADE_UP = "0.00.361.140 W spec common_specu: synthetic speculative acceptance is enabled for "
+MADE_UP += "benchmarking; generated output is not valid"
+VLLM_MADE_UP = "non-default args: {'speculative_config': {'method': 'mtp', "
+VLLM_MADE_UP += "'num_speculative_tokens': 3, 'rejection_sample_method': 'synthetic', "
+VLLM_MADE_UP += "'synthetic_acceptance_rates': [0.8, 0.5, 0.3]}}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([MADE_UP, *llamacpp_log()], "this llama.cpp makes acceptances up, as its start says; "
+         "start it without --spec-synth-rates and --spec-synth-len"),
+        ([VLLM_MADE_UP, *vllm_log()], "start it without rejection_sample_method synthetic"),
+    ],
+)  # fmt: skip
+def test_acceptances_that_are_made_up(lines: list[str], says: str) -> None:
+    assert says in refused("\n".join(lines))
+
+
 def test_a_llama_cpp_log_without_drafts() -> None:
     assert "0 has no line of llama.cpp about drafts" in refused(EVAL)
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from specctl.engines.lengths import NOT_BY_CONTEXT, length_lines
 from specctl.formatting import Table, count
 from specctl.logs.server_log import ENGINES
 
 
-def describe_summary(
-    summary: dict[str, Any], settings: Callable[[str, Any, int], list[str]]
-) -> list[Any]:
-    """Tables and sentences for each model, log or draft length of a summary.
-
-    Args:
-        settings: an engine's settings for a schedule of lengths up to a load, in sentences.
-    """
+def describe_summary(summary: dict[str, Any]) -> list[Any]:
+    """Tables and sentences for each model, log or draft length of a summary."""
     parts: list[Any] = []
     for name, figures in summary.get("models", {"": summary}).items():
         parts += [_read_words(summary, name, figures), _acceptance(figures)]
@@ -26,7 +21,9 @@ def describe_summary(
             parts.append(_what_to_do(figures))
         if figures["schedule"]:
             most = figures["best_lengths"][-1]["batch_size"]
-            parts += settings(summary["engine"], figures["schedule"], most)
+            parts += length_lines(summary["engine"], figures["schedule"], most)
+        if figures["by_context"]:
+            parts.append(_by_context(figures))
         parts.append(unknown)
     parts += summary.get("comparison", [])
     parts += [
@@ -92,16 +89,36 @@ def _what_to_do(figures: dict[str, Any]) -> Table:
     rows = []
     for one in figures["best_lengths"]:
         lengths = one["num_draft_tokens"]
-        best = "off" if lengths == [0] else " or ".join(map(str, lengths))
         gain, ends = _of_best(one, "over_plain_range", ".2f"), one["over_plain_interval"]
         gain = (f"x {gain}" if gain else "-") + (f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "")
         speed = _of_best(one, "tokens_per_s_range", ",.0f")
-        rows.append((str(one["batch_size"]), best, gain, speed))
+        rows.append((str(one["batch_size"]), _lengths(one), gain, speed))
     return Table(
         f"What to do, on {figures['clock']}",
         ("requests", "best length", "over plain decoding", "tokens/s of all"),
         rows,
     )
+
+
+def _by_context(figures: dict[str, Any]) -> Table:
+    rows, loads = [], [one["batch_size"] for one in figures["best_lengths"] or ()]
+    for part in figures["by_context"]:
+        low, high = part["context_tokens"]
+        best = part.get("best_lengths") or ()
+        cells = [_lengths(one) for one in best] or ["-"] * len(loads)
+        tau = _range(part["mean_acceptance_length_range"], ".2f")
+        rows.append((f"{low:,.0f} to {high:,.0f}", str(part["num_lines"]), tau, *cells))
+    return Table(
+        "Best length by context",
+        ("tokens of text", "lines", "τ", *(f"at {load}" for load in loads)),
+        rows,
+        NOT_BY_CONTEXT if len({row[3:] for row in rows}) > 1 else "",
+    )
+
+
+def _lengths(best: dict[str, Any]) -> str:
+    lengths = best["num_draft_tokens"]
+    return "off" if lengths == [0] else " or ".join(map(str, lengths))
 
 
 def _range(found: Sequence[float], digits: str) -> str:
