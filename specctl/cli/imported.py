@@ -88,7 +88,6 @@ def _acceptance(figures: dict[str, Any]) -> Table | str:
 def _what_to_do(figures: dict[str, Any]) -> Table:
     rows = []
     for one in figures["best_lengths"]:
-        lengths = one["num_draft_tokens"]
         gain, ends = _of_best(one, "over_plain_range", ".2f"), one["over_plain_interval"]
         gain = (f"x {gain}" if gain else "-") + (f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "")
         speed = _of_best(one, "tokens_per_s_range", ",.0f")

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from math import log
+from math import log, pi
 from pathlib import Path
 from typing import Any
 
@@ -324,7 +324,7 @@ def test_the_own_clock_s_error() -> None:
         blocks[::2] = [re.sub(r"generation throughput: ([\d.]+)", slow, one) for one in blocks[::2]]
         logs.append(read(Source(str(k), "\n".join(blocks).encode())))
     [advice, _] = own_advices(logs, (8,)).values()
-    assert advice.time_error == pytest.approx(0.1 * (np.pi / 2) ** 0.5, rel=0.15)
+    assert advice.time_error == pytest.approx(0.1 * (pi / 2) ** 0.5, rel=0.15)
     assert "half of the lines are off by more than 9%" in advice.source
 
 
