@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,10 @@ from specctl.engines.settings import FILE_NAME, PluginSettings, TraceSettings
 from specctl.engines.sglang_flags import ADAPTIVE_FILE
 from specctl.engines.vllm_flags import CONFIG_FILE, VLLM
 from specctl.errors import EngineError, UsageError
+from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, StaticTree, as_chain, build_shape
+from specctl.replay.rounds import replay
 from specctl.report import Given, read_given
 from specctl.report.given import settings_for
 from specctl.runtime.words import NamedPolicy, resolve_policy, words_of
@@ -116,6 +120,8 @@ LOST = (
     ("llamacpp", "chain+ratio", "sampled drafts", "chain"),
     ("llamacpp", "eagle2", "the choice of eagle2", "chain:num_draft_tokens=6"),
     ("llamacpp", "confidence:window=5", "among the ten likeliest", "p_min:threshold=0.4:window=5"),
+    ("llamacpp", "stop:signal=confidence:threshold=0.4:window=5:top_k=2:num_tokens=9",
+      "the choice of stop", "p_min:threshold=0.4:window=5"),
     ("llamacpp", TAILED, "lengths by batch size", "chain:num_draft_tokens=5"),
     ("llamacpp", "adasd_stop:window=5", "the choice of adasd_stop", None),
     ("transformers", "eagle2", "the choice of eagle2", "chain:num_draft_tokens=6"),
@@ -196,6 +202,34 @@ def test_flags_that_llamacpp_would_refuse_or_misread(case: str) -> None:
     chain = json.loads(exported("llamacpp", "chain:num_draft_tokens=3").files[LLAMACPP_FILE])
     with pytest.raises(EngineError, match=LLAMACPP_FILE):
         ENGINES["llamacpp"].read({LLAMACPP_FILE: json.dumps(chain | WRONG_LLAMACPP[case])})
+
+
+def test_rates_of_llamacpp_may_be_equal() -> None:
+    rates = (0.123457, 0.123457)
+    written = exported("llamacpp", "chain:num_draft_tokens=2", synthetic_rates=rates)
+    assert written.flags[-2:] == ("--spec-synth-rates", "0.123457,0.123457")
+
+
+def test_one_draft_token_at_least_is_a_chain_of_llamacpp() -> None:
+    files = exported("llamacpp", "chain:num_draft_tokens=3").files
+    at_least = json.dumps(json.loads(files[LLAMACPP_FILE]) | {"spec_draft_n_min": 1})
+    chain = Policy(shape=Chain(num_draft_tokens=3))
+    assert ENGINES["llamacpp"].read({LLAMACPP_FILE: at_least}) == chain
+
+
+@pytest.mark.parametrize(
+    ("method", "max_batch_size", "is_off"),
+    [("eagle3", 4, True), ("eagle3", None, True), ("eagle3", 1, False), ("draft_model", 4, False)],
+)
+def test_heads_that_serve_several_requests_do_not_sample_in_llamacpps_backend(
+    method: Any, max_batch_size: int | None, *, is_off: bool
+) -> None:
+    """There an EAGLE-3 head lost half of its accepted tokens (`tests/engines/test_llamacpp.py`)."""
+    drafter = EngineDrafter(model="d.gguf", method=method)
+    serving = Serving(drafter=drafter, max_batch_size=max_batch_size)
+    written = ENGINES["llamacpp"].write(resolve_policy("chain").policy, serving)
+    assert ("--no-spec-draft-backend-sampling" in written.flags) == is_off
+    assert bool(written.notes) == is_off
 
 
 def test_files_of_llamacpp_that_cannot_be_shown(tmp_path: Path) -> None:
@@ -344,6 +378,29 @@ def test_figures_of_a_policy_and_of_the_nearest(traces: Path, costs: Path) -> No
     assert [one["pooled"]["calls"] for one in alone] == calls
     assert second["pooled"]["policy"] == label
     assert "tokens/s" in specctl("export", *words, "--cost-model", costs).out
+
+
+@pytest.mark.parametrize("words", ["chain:num_draft_tokens=3", "eagle2:depth=3:top_k=3"])
+def test_synthetic_rates_are_those_of_the_written_policy(words: str, traces: Path) -> None:
+    """The i-th is the chance that a round accepts i tokens, where it drafts as many."""
+    policy = resolve_policy("chain:num_draft_tokens=3").policy
+    export = ("export", words, "--to", "vllm", "--drafter", "embedded", "--nearest")
+    said = json.loads(passes(*export, "--log", traces, "--synthetic", "--json").out)
+    assert Policy.model_validate_json(json.dumps(said["exported"])) == policy
+    [run] = replay(DenseLog.open(TraceSet.open(str(traces))), [policy], with_bounds=False)
+    drafted, accepted = run.outcomes.verified - 1, run.outcomes.accepted
+    rates = json.loads(said["files"][CONFIG_FILE])["synthetic_acceptance_rates"]
+    chance = 1.0
+    for place in range(3):
+        chance *= (accepted[(drafted > place) & (accepted >= place)] > place).mean()
+        assert rates[place] == pytest.approx(chance, abs=1e-6)
+
+
+def test_synthetic_rates_need_a_log_and_an_engine_that_draws_them(traces: Path) -> None:
+    assert "needs --log" in refuses(USAGE, "export", "chain", "--to", "vllm", "--synthetic")
+    log = ("--log", traces, "--synthetic")
+    for words in (("chain", "--to", "sglang"), ("ar", "--to", "vllm")):
+        assert "for drafts in vLLM and llama.cpp" in refuses(USAGE, "export", *words, *log)
 
 
 def test_a_fitted_tree_and_its_chain_are_told_apart(traces: Path, tmp_path: Path) -> None:

@@ -28,17 +28,19 @@ from specctl.logs.sources import Source
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import FullTree
+from specctl.replay.cost.files import load_cost_model
+from specctl.replay.cost.rates import EngineCost
 from specctl.replay.llamacpp import log_of_engine
 from specctl.replay.rounds import Rounds, replay
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from specctl.runtime.words import resolve_policy
+from tests.cli.command import passes
 from tests.engines.exports import AS_IT_IS, exported
-from tests.engines.vllm_engine import ids_of, packaged
+from tests.engines.vllm_engine import METHODS, ids_of, packaged
 
-NUM_PROMPTS, NEW_TOKENS = 60, 48
+NUM_PROMPTS, NEW_TOKENS = 24, 48
 FORMATS = ("prometheus", "log", "answers")
-METHODS = {"eagle3": "eagle3", "small": "draft_model"}
 CHAINS = tuple(f"chain:num_draft_tokens={length}" for length in (1, 3, 5, 8))
 STOPS = tuple(f"p_min:threshold={p}:window=5" for p in (0.3, 0.5, 0.7))
 LEAST = ("p_min:window=3:min_draft_tokens=2", "p_min:threshold=0.5:window=5:min_draft_tokens=2")
@@ -279,3 +281,14 @@ def test_files_of_another_pair_are_refused(ground: Ground, tmp_path: Path) -> No
         check_pair(other, head)
     with pytest.raises(EngineError, match="does not start"):
         OwnServer(cut, None)
+
+
+def test_a_server_is_timed(ground: Ground, tmp_path: Path) -> None:
+    options = ("--batch-sizes", "1,4", "--contexts", "16,48", "--verified-tokens", "1,2,4")
+    pair = ("--target", ground.target, "--drafter", ground.drafter, "--threads", 1)
+    out = tmp_path / "clock.json"
+    passes("profile", "--engine", "llamacpp", *pair, "--quick", *options, "-o", out)
+    model = load_cost_model(out)
+    assert isinstance(model, EngineCost)
+    assert model.engine_version == "build 11549"
+    assert (model.support.batch_size.high, model.support.levels.high) == (4, 3)

@@ -1,4 +1,4 @@
-"""llama.cpp's clock: rates from waves, and waves of a real server."""
+"""llama.cpp's clock: rates from waves, and servers that fail."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from specctl.engines.llamacpp_clock import Wave, fit
 from specctl.errors import EngineError
 from specctl.replay.cost.files import load_cost_model
 from specctl.replay.cost.model import Steps
-from specctl.replay.cost.rates import EngineCost
-from tests.cli.command import passes, refuses, specctl
+from tests.cli.command import refuses, specctl
 
 RATES = {
     "verify_fixed_us": 900.0,
@@ -89,19 +88,6 @@ def test_a_kernel_for_several_tokens_is_found(files: tuple[Path, Path]) -> None:
     assert chain_us - plain_us == pytest.approx(8350, rel=0.05)
     assert float(model.prefill_us(256, drafts=False)) == pytest.approx(1020 + 300 * 256, rel=0.1)
     assert model.held_out.median < 0.03
-
-
-def test_a_server_is_timed(files: tuple[Path, Path], tmp_path: Path) -> None:
-    pytest.importorskip("xllamacpp", reason="no xllamacpp here; make engines has it")
-    target, drafter = files
-    options = ("--batch-sizes", "1,4", "--contexts", "16,48", "--verified-tokens", "1,2,4")
-    pair = ("--target", target, "--drafter", drafter, "--threads", 1)
-    out = tmp_path / "clock.json"
-    passes("profile", "--engine", "llamacpp", *pair, "--quick", *options, "-o", out)
-    model = load_cost_model(out)
-    assert isinstance(model, EngineCost)
-    assert model.engine_version == "build 11549"
-    assert (model.support.batch_size.high, model.support.levels.high) == (4, 3)
 
 
 @contextmanager
@@ -203,7 +189,7 @@ def test_versions_and_files_of_servers(files: tuple[Path, Path], tmp_path: Path)
     assert "serves other.gguf, and --target is target.gguf" in told
 
 
-def test_files_that_cannot_be_timed(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_files_that_cannot_be_timed_or_served(files: tuple[Path, Path], tmp_path: Path) -> None:
     target, _ = files
     engine = ("profile", "--engine", "llamacpp", "--quick", "--contexts", "16")
     assert "GGUF files, and embedded is none" in refuses(2, *engine, "--target", "embedded")
@@ -215,8 +201,10 @@ def test_files_that_cannot_be_timed(files: tuple[Path, Path], tmp_path: Path) ->
         pair = (cut, "none") if size else (target, cut)
         told = refuses(5, *engine, "--target", pair[0], "--drafter", pair[1])
         assert f"{cut} is no GGUF file, or cut off or damaged" in told
-    told = refuses(5, *engine, "--target", target, "--drafter", drafter_without_tokens(tmp_path))
-    assert "it has another tokenizer" in told
+    pair = ("--target", target, "--drafter", drafter_without_tokens(tmp_path))
+    export = ("export", "chain", "--to", "llamacpp", "--method", "draft_model")
+    for command in (engine, export):
+        assert "it has another tokenizer" in refuses(5, *command, *pair)
 
 
 def drafter_without_tokens(folder: Path) -> Path:
