@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +51,7 @@ def test_progress_says_how_much_time_is_left(
     assert re.search(r"5/10 +0:00:50 so far, 0:00:50 left", " ".join(last.split()))
 
 
-@pytest.mark.parametrize(("total", "line"), [(10, "prompts: 5 of 10, 0:00:00 so far"),
-                                             (None, "prompts, 0:00:00 so far")])  # fmt: skip
+@pytest.mark.parametrize(("total", "line"), [(10, "prompts: 5 of 10, 0:"), (None, "prompts, 0:")])
 def test_progress_off_a_terminal_is_a_line_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -61,12 +59,14 @@ def test_progress_off_a_terminal_is_a_line_at_a_time(
     line: str,
 ) -> None:
     """Also of work that counts nothing, such as loading; none before the first interval ends."""
-    monkeypatch.setattr(console, "LINE_S", 0.02)
+    monkeypatch.setattr(console, "LINE_S", 0.01)
+    said = ""
     with console.progress("prompts", total) as tick:
         tick(5)
-        time.sleep(0.2)
-    assert line in capsys.readouterr().err.splitlines()
+        while line not in said:
+            said += capsys.readouterr().err
     monkeypatch.setattr(console, "LINE_S", 3600.0)
+    capsys.readouterr()
     with console.progress("prompts", total) as tick:
         tick(5)
     assert capsys.readouterr().err == ""

@@ -69,6 +69,10 @@ WRONG_LLAMACPP: dict[str, dict[str, Any]] = {
     "true for a number": {"spec_draft_n_max": True},
     "another type": {"spec_type": "eagle3"},
     "drafts without a type": {"spec_type": None},
+    "a probability without drafts": {
+        **dict.fromkeys(("spec_type", "spec_draft_model", "spec_draft_n_max")),
+        "spec_draft_p_min": 0.5,
+    },
     "rates of another length": {"spec_synth_rates": [0.5]},
     "rates that rise": {"spec_synth_rates": [0.5, 0.6, 0.1]},
     "rates that are made up": {"spec_synth_rates": [0.5, 0.4, 0.1]},

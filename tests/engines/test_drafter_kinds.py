@@ -189,6 +189,7 @@ def test_llamacpp_drafts_from_gguf_files_of_each_kind(method: Any) -> None:
     export = ENGINES["llamacpp"].write(CHAIN.policy, serving)
     assert export.flags[:4] == ("--spec-type", TYPES[method], "--spec-draft-model", "d.gguf")
     assert ENGINES["llamacpp"].read(export.files) == CHAIN.policy
+    assert not export.made
     if method == "mtp":
         own = ENGINES["llamacpp"].write(CHAIN.policy, replace(serving, target="d.gguf"))
         assert "--spec-draft-model" not in own.flags

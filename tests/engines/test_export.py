@@ -208,6 +208,7 @@ def test_rates_of_llamacpp_may_be_equal() -> None:
     rates = (0.123457, 0.123457)
     written = exported("llamacpp", "chain:num_draft_tokens=2", synthetic_rates=rates)
     assert written.flags[-2:] == ("--spec-synth-rates", "0.123457,0.123457")
+    assert "Acceptances are made up" in written.notes[-1]
 
 
 def test_one_draft_token_at_least_is_a_chain_of_llamacpp() -> None:
@@ -309,6 +310,7 @@ REFUSED = (
     (USAGE, "chain --to vllm --drafter embedded --method eagle9", "none of eagle3, eagle,"),
     (USAGE, "chain --to transformers --max-batch-size 4", "at most 1 request"),
     (ENGINE, "chain --to transformers --drafter embedded", "drafts with draft_model here"),
+    (ENGINE, "chain --to llamacpp --drafter embedded", "the target is not named; give --target"),
     (USAGE, "chain --to sglang --trace t", "in which specctl logs"),
     (USAGE, "chain --to vllm --dense", "--dense needs --trace"),
     (ENGINE, "ar --to vllm --trace t", "drafts"),
