@@ -170,7 +170,7 @@ def column_tables() -> str:
     return "\n".join(lines)
 
 
-CONSOLE = re.compile(r"^```console\n\$ (?P<command>.+?[^\\])\n(?P<output>.*?)^```$", re.M | re.S)
+CONSOLE = re.compile(r"^```console\n\$ (?P<command>(?:.*\\\n)*.*)\n(?P<output>(?s:.*?))^```$", re.M)
 """A command, which may go on behind a backslash, and its whole output."""
 LOGS = ROOT / "examples" / "logs"
 """Where commands of these blocks run."""

@@ -28,8 +28,11 @@ NOTHING = "nothing was written"
 """Report of an interrupted verb that wrote no file."""
 
 FIRST_SCREEN = """\
-Three commands to the fastest draft length or policy for your load. TARGET and DRAFTER are folders
-or hub ids, PROMPTS is a file of 70 prompts or more. Once on the machine, what a round costs:
+A server's log, of vLLM, SGLang or llama.cpp: which draft length at each load, and when off
+  specctl import server.log
+
+A pair: three commands to the fastest draft length or policy for your load. TARGET and DRAFTER are
+folders or hub ids, PROMPTS is a file of 70 prompts or more. Once, the time of a round there:
   specctl profile -o cost_model.json --target TARGET --drafter DRAFTER
 
 vLLM: start it as the first command prints, and send it your prompts
@@ -66,7 +69,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Collect, fit, compare and run policies for tree speculative decoding.",
+    help="Find the fastest settings of speculative decoding from a log, for your engine.",
 )
 
 
@@ -82,15 +85,15 @@ traces_app = group(app, "traces", "Check and freeze trace sets.")
 registry_app = group(app, "registry", "Share policies: publish, find, roll back, copy, verify.")
 
 VERBS = (
+    "showing",
     "doctor",
     "collecting",
-    "running",
     "judging",
-    "watching",
     "exporting",
-    "showing",
+    "running",
+    "watching",
 )
-"""Modules of `specctl.cli`; importing one adds its verbs to the application."""
+"""Modules of `specctl.cli`; importing one adds its verbs to the application, in this order."""
 GROUPS = {"fit": "fitting", "traces": "traces", "registry": "registry"}
 """Modules of groups, imported only for a command of the group: `registry` starts without the
 libraries of fits."""
@@ -126,7 +129,7 @@ def specctl(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Offline calibration and a lean runtime for tree speculative decoding."""
+    """Find the fastest settings of speculative decoding from a log, for your engine."""
     if context.invoked_subcommand is None:
         typer.echo(FIRST_SCREEN, nl=False)
 

@@ -14,7 +14,11 @@ def describe_summary(summary: dict[str, Any]) -> list[Any]:
     """Tables and sentences for each model, log or draft length of a summary."""
     parts: list[Any] = []
     for name, figures in summary.get("models", {"": summary}).items():
-        parts += [_read_words(summary, name, figures), _acceptance(figures)]
+        read = _read_words(summary, name, figures)
+        if name in summary.get("for_clock", []):
+            parts.append(f"{read}; read for the time of its steps.")
+            continue
+        parts += [read, _acceptance(figures)]
         *said, unknown = figures["meaning"]
         parts += said
         if figures["best_lengths"]:
@@ -27,7 +31,7 @@ def describe_summary(summary: dict[str, Any]) -> list[Any]:
         parts.append(unknown)
     parts += summary.get("comparison", [])
     parts += [
-        f"{name}: without drafts, read for the time of plain steps."
+        f"{name}: without drafts; read for the time of its steps."
         for name in summary.get("without_drafts", [])
     ]
     left_out = [

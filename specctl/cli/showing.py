@@ -1,4 +1,4 @@
-"""`specctl show` and `import`: artifacts and traces in words; logs and metrics of servers."""
+"""`specctl import` and `show`: logs and metrics of servers; artifacts and traces in words."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ def import_(
     *,
     force: bool = FORCE,
 ) -> Answer:
-    """Read a server's log or metrics: which draft length, at which load, and when off.
+    """Read a server's log or metrics: which draft length is best.
 
-    Acceptance by position, what shorter drafts would accept, and which length is fastest.
+    Acceptance by position, what shorter drafts would accept, which length is fastest at each load,
+    and from which load on drafts are better off.
     """
     from specctl.cli.imported import describe_summary
     from specctl.durable import prepare_folder, write_whole

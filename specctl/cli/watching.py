@@ -155,7 +155,7 @@ def recalibrate(
     writing: Given,
     threads: int = THREADS,
 ) -> Answer:
-    """Refit a deployed policy on recent traces; keep the refit only if it is better.
+    """Refit a policy on recent traces; keep only a better one.
 
     Held-out recent prompts compare it with the deployed policy and the best static setting.
 

@@ -133,17 +133,17 @@ def _movement_words(figures: dict[str, Any]) -> list[str]:
     over, lines = figures.get("over_time"), []
     if over is not None:
         first, second, chance = (over[name] for name in ("first_half", "second_half", "chance"))
-        parts = [part["mean_acceptance_length"] for part in over["parts"]]
-        verdict = "Too few lines to tell from chance"
-        if chance is not None:
-            moved = "Acceptance fell" if second < first else "Acceptance rose"
-            verdict = moved if chance < 0.05 else "No difference beyond chance"
-            verdict += f": the parts in random order differ as much in {chance:.1%}"
-        lines.append(
-            f"Over time: τ {first:.2f} in the first half of the log, {second:.2f} in the second "
-            f"({parts[0]:.2f} in the first of {len(parts)} parts, {parts[-1]:.2f} in the last). "
-            f"{verdict}."
-        )
+        line = f"Over time: τ {first:.2f} in the first half of the log, {second:.2f} in the second"
+        if chance is None:
+            line += ": too few lines to tell from chance."
+        elif chance >= 0.05:
+            line += ": no difference beyond chance."
+        else:
+            parts = [part["mean_acceptance_length"] for part in over["parts"]]
+            line += f" ({parts[0]:.2f} in the first of {len(parts)} parts, {parts[-1]:.2f} in the "
+            line += f"last). Acceptance {'fell' if second < first else 'rose'}: the parts in "
+            line += f"random order differ as much in {chance:.1%}."
+        lines.append(line)
     processes = figures.get("processes") or []
     if len(processes) > 1:
         after = sum(one["follows"] for one in processes)

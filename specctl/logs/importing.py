@@ -210,10 +210,13 @@ def _explained(
     def of_log(name: str) -> Advice | None:
         return own.get(models[name].get("source", ""))
 
-    explained = {}
+    has_prices = not (own or summary.get("comparison"))
+    explained, for_clock = dict[str, dict[str, Any]](), list[str]()
     for name, figures in models.items():
         mine = of_log(name)
         longest = max(lengths[other] for other in models if of_log(other) is mine)
-        given = advice or (mine if lengths[name] == longest else None)
-        explained[name] = explain(figures, given, has_prices=mine is None)
-    return {**summary, "models": explained}
+        if mine and lengths[name] < longest:
+            for_clock.append(name)
+            mine = None
+        explained[name] = explain(figures, advice or mine, has_prices=has_prices)
+    return {**summary, "models": explained, "for_clock": for_clock}

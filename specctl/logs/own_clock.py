@@ -91,7 +91,7 @@ def _advice(steps: Sequence[tuple[float, float, float]], sizes: Sequence[int]) -
     loads = loads or [round(float(np.median(rows[:, 1])))]
     source = (
         f"the logs' own steps, as of one server, at {least:.0f} to {most:.0f} requests (rough: "
-        f"half of the lines are off by more than {np.median(off):.0%})"
+        f"half of the lines are off by more than {np.median(off):.1%})"
     )
     not_reached = [size for size in sizes if size not in loads]
     # The standard error of a normal with this mean absolute error, as of a table's held-out points.

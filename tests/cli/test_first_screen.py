@@ -39,9 +39,10 @@ def commands() -> dict[str, list[str]]:
 def test_no_verb_prints_three_commands_for_each_kind_of_engine() -> None:
     assert passes().out == FIRST_SCREEN
     assert max(map(len, FIRST_SCREEN.splitlines())) <= 100
-    once, *engines = commands().items()
-    [profile] = once[1]
+    (_, [of_log]), (_, [profile]), *engines = commands().items()
+    assert of_log == "specctl import server.log"
     command: Any = typer.main.get_command(load_all_verbs())
+    assert len(command.commands) <= 16
     known = {name for param in command.commands["profile"].params for name in param.opts}
     assert {word for word in profile.split() if word.startswith("-")} <= known
     assert [name for name, _ in engines] == ["vLLM", "SGLang", "llama.cpp", "Your own models"]
