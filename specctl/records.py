@@ -160,6 +160,7 @@ def describe_violation(error: ValidationError) -> str:
     place, rule, kind, is_value = violated_rule(error)
     known = {"extra_forbidden": "there is no such field", "missing": "it is missing"}
     known |= {"json_invalid": "text that is no JSON", "union_tag_not_found": "it has no kind"}
+    known |= {"string_too_short": "it is empty"}
     text = known.get(kind, f"not {rule}" if is_value else rule)
     return f"{'.'.join(place)}: {text}" if place else text
 

@@ -234,6 +234,11 @@ def fixed_shape(
     return StaticTree(depth=depth, top_k=rule.top_k, num_tokens=size)
 
 
+def is_chain(shape: Shape) -> bool:
+    """Whether it drafts chains of one length: a tree of width 1 does, too."""
+    return isinstance(shape, Chain) or (isinstance(shape, StaticTree) and shape.top_k == 1)
+
+
 def most_nodes(depth: int, top_k: int) -> int:
     """Nodes that EAGLE-2 drafts, root counted: `top_k` at level 1, its square at each further."""
     return 1 + top_k + (depth - 1) * top_k**2

@@ -193,6 +193,9 @@ def target_facts(target: Path) -> tuple[Any, Fields]:
         return config_of(target), tokenizer_fields(target)
     fields = read_fields(target)
     arch = fields.get("general.architecture")
+    if arch == "eagle3":
+        problem = f"{target} is an EAGLE-3 head, which drafts for a target and is none"
+        raise ModelError(problem, hint="name the head's own target")
     try:
         facts = SimpleNamespace(
             hidden_size=fields[f"{arch}.embedding_length"],

@@ -19,6 +19,7 @@ from specctl.engines.engine import (
     MeanRound,
     Serving,
     fixed_shape,
+    is_chain,
     made,
     parsed,
     refused,
@@ -34,6 +35,7 @@ from specctl.policy import (
     TopProbability,
     as_chain,
     at_batch_size,
+    build_shape,
 )
 from specctl.policy.family import Depth, Length
 from specctl.records import PositiveInt, Probability, Record, require
@@ -54,7 +56,8 @@ TYPES: dict[Kind, str] = {
 class LlamaServer(Record):
     """Flags of `llama-server`, underscores for hyphens; of build 11549."""
 
-    model: str | None = None  # path of the target's GGUF file, if it is known
+    # path of the target's GGUF file, if it is known
+    model: Annotated[str, Field(min_length=1)] | None = None
     # None decodes plainly.
     spec_type: (
         Literal["draft-eagle3", "draft-simple", "draft-dflash", "draft-dspark", "draft-mtp"] | None
@@ -114,7 +117,7 @@ class LlamaServer(Record):
 
 
 def loss(shape: Shape) -> str | None:
-    if isinstance(shape, RootOnly | Chain | TopProbability):
+    if isinstance(shape, RootOnly | TopProbability) or is_chain(shape):
         return None
     if isinstance(shape, ChainSchedule):
         return "lengths by batch size: llama.cpp has one length"
@@ -123,7 +126,10 @@ def loss(shape: Shape) -> str | None:
             "its stop on a token's probability among all tokens: llama.cpp takes it among the ten "
             "likeliest and leaves the uncertain token out"
         )
-    return f"the choice of {shape.kind} in every round: llama.cpp drafts chains"
+    return (
+        f"the choice of {shape.kind} in every round: llama.cpp drafts chains of one length, or up "
+        "to its own stop"
+    )
 
 
 def nearest(shape: Shape, mean: MeanRound | None) -> Shape | None:
@@ -160,9 +166,8 @@ def write(policy: Policy, serving: Serving) -> Export:
                 )
             files["drafter.gguf"] = partial(_write, model, serving.weights, target)
             model = serving.path("drafter.gguf")
-        if isinstance(shape, Chain):
-            shape = TopProbability(window=shape.num_draft_tokens)
-        assert isinstance(shape, TopProbability), "another shape is lost"
+        if not isinstance(shape, TopProbability):
+            shape = TopProbability(window=build_shape(shape).max_depth)
         fields |= {
             "spec_type": TYPES[drafter.method],
             "spec_draft_model": None if model == target else model,

@@ -14,6 +14,7 @@ from specctl.engines.engine import (
     Serving,
     as_json,
     fixed_shape,
+    is_chain,
     made,
     parsed,
 )
@@ -47,7 +48,7 @@ class AssistantConfig(Record):
 
 
 def loss(shape: Shape) -> str | None:
-    if isinstance(shape, RootOnly | Chain):
+    if isinstance(shape, RootOnly) or is_chain(shape):
         return None
     if isinstance(shape, SignalStop) and shape.top_k == 1:
         if shape.signal != "confidence":
@@ -59,7 +60,10 @@ def loss(shape: Shape) -> str | None:
         return None
     if isinstance(shape, ChainSchedule):
         return "lengths of larger batches: transformers decodes one request at a time"
-    return f"the choice of {shape.kind} in every round: transformers drafts chains"
+    return (
+        f"the choice of {shape.kind} in every round: transformers drafts chains of one length, or "
+        "up to its own stop"
+    )
 
 
 def nearest(shape: Shape, mean: MeanRound | None) -> Shape | None:

@@ -32,6 +32,7 @@ from specctl.policy import (
     RootOnly,
     Shape,
     Strict,
+    TopProbability,
     as_chain,
     build_shape,
 )
@@ -97,6 +98,11 @@ class VllmConfig(Record):
 
 
 def loss(shape: Shape) -> str | None:
+    if isinstance(shape, TopProbability):
+        return (
+            "llama.cpp's stop, on a token's probability among the ten likeliest: our plugin reads "
+            "it among all tokens"
+        )
     if build_shape(shape).top_k > 1:
         return f"the tree of {shape.kind}: vLLM drafts and verifies chains"
     return None
@@ -241,6 +247,8 @@ def read(files: Mapping[str, str]) -> Policy:
     shape: Shape = Chain(num_draft_tokens=config.num_speculative_tokens)
     if triples is not None:
         starts, _, lengths = zip(*sorted(triples), strict=True)
+        if not any(lengths):
+            return Policy(shape=RootOnly())
         shape = ChainSchedule(from_batch=starts, num_draft_tokens=lengths)
     samples = config.draft_sample_method == "probabilistic"
     return Policy(shape=shape, acceptance=Ratio() if samples else Strict())

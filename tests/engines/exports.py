@@ -78,6 +78,7 @@ WRONG_LLAMACPP: dict[str, dict[str, Any]] = {
     "rates that are made up": {"spec_synth_rates": [0.5, 0.4, 0.1]},
     "an unknown flag": {"spec_draft_depth": 3},
     "a removed flag": {"draft_max": 3},
+    "an empty name of the target": {"model": ""},
 }
 """Flags to add to those of a chain of 3, which llama.cpp refuses or takes without a word."""
 

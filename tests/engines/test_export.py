@@ -71,8 +71,14 @@ def test_lengths_of_the_last_range_hold_up_to_the_largest_batch() -> None:
 def test_a_tree_of_width_one_is_a_chain() -> None:
     narrow = Policy(shape=StaticTree(depth=3, top_k=1, num_tokens=9))
     chain = Policy(shape=Chain(num_draft_tokens=3))
-    for engine in ("vllm", "sglang"):
+    for engine in ENGINES:
         assert exported(engine, narrow) == exported(engine, chain)
+
+
+def test_no_draft_token_at_any_load_is_plain_decoding() -> None:
+    config = HEAD | {"num_speculative_tokens": 3}
+    config["num_speculative_tokens_per_batch_size"] = [[1, 8, 0]]
+    assert VLLM.read({CONFIG_FILE: json.dumps(config)}) == Policy(shape=RootOnly())
 
 
 def test_nodes_that_no_draft_holds_are_not_asked_of_sglang() -> None:
@@ -119,6 +125,8 @@ LOST = (
       "eagle2:depth=5:top_k=8:num_tokens=128"),
     ("llamacpp", "chain+ratio", "sampled drafts", "chain"),
     ("llamacpp", "eagle2", "the choice of eagle2", "chain:num_draft_tokens=6"),
+    ("vllm", "p_min:threshold=0.3:window=5", "among the ten", "confidence:threshold=0.3:window=5"),
+    ("llamacpp", "adasd_stop", "or up to its own stop", None),
     ("llamacpp", "confidence:window=5", "among the ten likeliest", "p_min:threshold=0.4:window=5"),
     ("llamacpp", "stop:signal=confidence:threshold=0.4:window=5:top_k=2:num_tokens=9",
       "the choice of stop", "p_min:threshold=0.4:window=5"),

@@ -279,6 +279,8 @@ def test_files_of_another_pair_are_refused(ground: Ground, tmp_path: Path) -> No
     write_model(embedded_path("eagle3"), head, "q8_0", target=ground.target)
     with pytest.raises(ModelConfigError, match=r"another pair.*width 256"):
         check_pair(other, head)
+    with pytest.raises(ModelError, match="is an EAGLE-3 head, which drafts for a target"):
+        check_pair(head, head)
     with pytest.raises(EngineError, match="does not start"):
         OwnServer(cut, None)
 
