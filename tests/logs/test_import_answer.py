@@ -325,7 +325,7 @@ def test_the_own_clock_s_error() -> None:
         logs.append(read(Source(str(k), "\n".join(blocks).encode())))
     [advice, _] = own_advices(logs, (8,)).values()
     assert advice.time_error == pytest.approx(0.1 * (pi / 2) ** 0.5, rel=0.15)
-    assert "half of the lines are off by more than 9%" in advice.source
+    assert "half of the lines are off by more than 9.1%" in advice.source
 
 
 def test_logs_that_are_no_clock() -> None:
