@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specctl.engines.lengths import NOT_BY_CONTEXT, length_lines
+from specctl.engines.lengths import length_lines
 from specctl.formatting import Table, count
+from specctl.logs.advice import NOT_BY_CONTEXT
 from specctl.logs.server_log import ENGINES
 
 

@@ -103,12 +103,16 @@ def run_and_publish(tuning: Tuning, opened: TraceSet, out: Path | None, fits: An
         fits: outcomes of the fits whose policies are searched.
     """
     from specctl.logs.trace_set import domain_of
+    from specctl.replay.tune.contexts import context_table
     from specctl.replay.tune.tuning import publish
     from specctl.replay.tune.verdict import POLICY_FOLDER, result_table, tune_notes
 
     found = tuning.run()
     result = found.result.model_copy(update={"fits": fits})
-    parts = [result_table(result), *tune_notes(result), result.sentence()]
+    parts = [result_table(result), *tune_notes(result)]
+    if result.by_context:
+        parts.append(context_table(result.by_context))
+    parts.append(result.sentence())
     digest = None
     if out is not None:
         found = replace(found, result=result)

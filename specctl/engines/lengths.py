@@ -11,10 +11,8 @@ from specctl.formatting import count
 
 Schedule = Sequence[tuple[int, int]]
 """First batch size and draft tokens of each stretch of loads; 0 is plain decoding."""
-NOT_BY_CONTEXT = (
-    "vLLM 0.33, SGLang 0.5.23 and llama.cpp 11549 pick no length by context: send requests of "
-    "these lengths to servers of their own."
-)
+
+
 _OFF = {
     "vllm": "--speculative-config",
     "sglang": "--speculative-algorithm",

@@ -16,6 +16,10 @@ from specctl.formatting import listed
 ChainClock = Callable[[int, int, float, float], float | None]
 """From requests together, draft tokens of a chain, emitted tokens and a request's text to its share
 of the step, us; None where it is not known."""
+NOT_BY_CONTEXT = (
+    "vLLM 0.33, SGLang 0.5.23 and llama.cpp 11549 pick no length by context: send requests of "
+    "these lengths to servers of their own."
+)
 _QUANTILE = 1.96  # of a 95 % interval
 _MAX_LOADS = 512
 """Largest load up to which every one is judged for a schedule."""

@@ -16,6 +16,7 @@ from specctl.logs.acceptance_figures import (
     mean_figures,
 )
 from specctl.logs.llamacpp_log import NO_POSITIONS
+from specctl.logs.positions import MAX_CONTEXTS, context_parts
 from specctl.logs.server_log import Interval, ServerLog
 from specctl.logs.sglang_log import chain_lengths, stated_length
 from specctl.stats import MIN_PROMPTS, Floats, ratio_of_sums
@@ -23,9 +24,6 @@ from specctl.stats import MIN_PROMPTS, Floats, ratio_of_sums
 _MAX_BLOCKS = 200
 """Most consecutive blocks of intervals that an interval is taken over."""
 _MAX_PARTS = 12
-_MAX_CONTEXTS = 4
-_APART = 2.0
-"""Least factor between the contexts of the first and the last part by context."""
 
 
 def grouped(log: ServerLog) -> dict[str, list[Interval]]:
@@ -84,25 +82,22 @@ def _figures(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any]:
 
 
 def by_context(log: ServerLog, intervals: Sequence[Interval]) -> list[dict[str, Any]] | None:
-    """Figures of up to four parts by a request's text, of as many lines each; None where fewer than
-    two have enough lines, or texts are alike."""
-    known = sorted(
-        (one for one in intervals if one.context_tokens is not None),
-        key=lambda one: one.context_tokens or 0.0,
-    )
-    parts = _parts(known, min(len(known) // MIN_PROMPTS, _MAX_CONTEXTS))
-    texts = [[one.context_tokens or 0.0 for one in part] for part in parts]
-    if len(parts) < 2 or np.mean(texts[-1]) < _APART * np.mean(texts[0]):
+    """Figures of up to four parts by context, of eight lines or more each; None where there are
+    fewer lines, or their texts are alike."""
+    known = [one for one in intervals if one.context_tokens is not None]
+    texts = np.array([one.context_tokens for one in known], float)
+    num_parts = min(len(known) // MIN_PROMPTS, MAX_CONTEXTS)
+    places = context_parts(texts, num_parts) if num_parts > 1 else None
+    if places is None:
         return None
-    return [
-        {
-            "context_tokens": [text[0], text[-1]],
-            "mean_context_tokens": float(np.mean(text)),
-            "num_lines": len(part),
-            **_figures(log, part),
-        }
-        for text, part in zip(texts, parts, strict=True)
-    ]
+    parts = []
+    for part in range(int(places.max()) + 1):
+        inside = texts[places == part]
+        own = [one for one, place in zip(known, places, strict=True) if place == part]
+        ends = {"context_tokens": [inside.min(), inside.max()], "num_lines": len(own)}
+        mean = float(inside.mean())
+        parts.append({**ends, "mean_context_tokens": mean, **_figures(log, own)})
+    return parts
 
 
 def _processes(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
@@ -163,9 +158,9 @@ def _of_means(intervals: Sequence[Interval]) -> dict[str, Any]:
     }
 
 
-def _parts(intervals: Sequence[Interval], most: int = _MAX_PARTS) -> list[list[Interval]]:
-    """Up to `most` parts in order, of as many intervals each."""
-    places = np.array_split(np.arange(len(intervals)), max(min(len(intervals), most), 1))
+def _parts(intervals: Sequence[Interval]) -> list[list[Interval]]:
+    """Up to 12 parts in order."""
+    places = np.array_split(np.arange(len(intervals)), min(len(intervals), _MAX_PARTS))
     return [[intervals[place] for place in part] for part in places]
 
 

@@ -18,6 +18,7 @@ Longs = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
+MAX_CONTEXTS = 4
 RowsT = TypeVar("RowsT", bound="DataclassInstance")
 
 
@@ -116,6 +117,15 @@ def _recoded(parts: list[tuple[tuple[str, ...], Ints]]) -> tuple[tuple[str, ...]
     tables = [[codes.setdefault(name, len(codes)) for name in names] for names, _ in parts]
     rows = [np.array(t, np.int32)[c] for t, (_, c) in zip(tables, parts, strict=True) if len(c)]
     return tuple(codes), np.concatenate(rows) if rows else np.zeros(0, np.int32)
+
+
+def context_parts(context_tokens: NDArray[Any], most: int = MAX_CONTEXTS) -> Longs | None:
+    """`[R]`: part of each row, of up to `most` parts by context with as many rows each; None where
+    the text of the longest is below twice that of the shortest."""
+    edges = np.unique(np.quantile(context_tokens, np.arange(1, most) / most, method="lower"))
+    _, part = np.unique(np.searchsorted(edges, context_tokens), return_inverse=True)
+    means = np.bincount(part, context_tokens) / np.bincount(part)
+    return part if means[-1] >= 2 * means[0] else None
 
 
 def coded(column: pl.Series) -> tuple[Ints, tuple[str, ...]]:

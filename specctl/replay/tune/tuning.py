@@ -50,6 +50,7 @@ from specctl.replay.llamacpp import log_of_engine
 from specctl.replay.results import facts_of
 from specctl.replay.run import require_cost_model
 from specctl.replay.tune.candidates import Conditions, PolicyCandidate, parse_families
+from specctl.replay.tune.contexts import lengths_by_context
 from specctl.replay.tune.evaluators import FIGURES, Evaluator, LogEvaluator, make_objective
 from specctl.replay.tune.search import TuneSearch
 from specctl.replay.tune.verdict import (
@@ -113,6 +114,9 @@ class Tuning:
             "without_decision_cost": self._without_decision_cost(verdict.policies),
             "scored_on_training_prompts": tuple(trained) or None,
         }
+        conditions["by_context"] = lengths_by_context(
+            self.evaluator.log, self.evaluator.model, self.search.split, self.search.seed
+        )
         result = TuneResult(kind="tune", **conditions, **dict(verdict))
         families = {family.name: family.artifact for family in self.search.families}
         artifact = families.get(chosen.family)
