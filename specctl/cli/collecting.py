@@ -63,14 +63,7 @@ def collect(
     if settings.dense_every is not None:
         check_place(open_place(sample_place(out)), resume=settings.resume or part.count > 1)
     hide_text = settings.tokens == "drop"
-    loaded = load_prompts(
-        prompts,
-        format=models.format,
-        limit=models.limit,
-        limit_seed=models.limit_seed,
-        hide_text=hide_text,
-        strict=models.strict,
-    )
+    loaded = load_prompts(prompts, hide_text=hide_text, **models.prompt_options)
     texts = None
     if settings.responses is not None:
         texts = load_responses(settings.responses, hide_text=hide_text, strict=models.strict)

@@ -91,13 +91,7 @@ def run(
     config: DecodingConfig = decoding.build()
     if out is not None:
         prepare_folder(out)
-    loaded = load_prompts(
-        prompts,
-        format=config.format,
-        limit=config.limit,
-        limit_seed=config.limit_seed,
-        strict=config.strict,
-    )
+    loaded = load_prompts(prompts, **config.prompt_options)
     # Before models load, so that a mistyped policy shows at once.
     specs = compare or policy or "eagle2"
     named = resolve_policies(specs, allow_lossy=allow_lossy, offline=offline)

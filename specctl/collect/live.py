@@ -13,13 +13,45 @@ from specctl.collect.prompts import Prompt
 from specctl.collect.rounds import TraceRecorder
 from specctl.collect.trace_writer import TraceWriter, pair_header
 from specctl.formatting import count
-from specctl.logs.trace_files import Segment, TraceHeader
+from specctl.logs.trace_files import Segment
 from specctl.policy import Policy
 from specctl.progress import advance
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, pair_domain
 from specctl.runtime.requests import Metrics, pooled
+
+
+@dataclass(frozen=True)
+class SetOptions:
+    """How a collection writes its set."""
+
+    resume: bool = False  # go on with a set of the same run
+    shard: Shard = WHOLE  # the part of the prompts for this process, if several write to one set
+    tokens: TokenMode = "keep"
+    workload: str | None = None  # the user's word for the prompts; goes into artifacts
+    own_prompts: bool = False  # see `TraceWriter.open`
+
+    def open(
+        self, pair: Pair, policy: Policy, settings: DecodeSettings, out: str | Path, **more: Any
+    ) -> TraceWriter:
+        """Starts or joins the set; `more` goes into its header, see `pair_header`."""
+        header = pair_header(
+            policy,
+            settings.sampling,
+            pair.fingerprint,
+            pair_domain(pair, workload=self.workload),
+            self.tokens,
+            max_new_tokens=settings.max_new_tokens,
+            draft_vocab_size=None if pair.drafter is None else pair.drafter.vocab_size,
+            **more,
+        )
+        joins = self.resume or self.shard.count > 1
+        return TraceWriter.open(out, header, resume=joins, own_prompts=self.own_prompts)
+
+
+FRESH = SetOptions()
+"""A set of its own, of all prompts."""
 
 
 @dataclass
@@ -97,12 +129,8 @@ def collect_live(
     settings: DecodeSettings,
     out: str | Path,
     *,
+    options: SetOptions = FRESH,
     batch_size: int = 1,
-    resume: bool = False,
-    shard: Shard = WHOLE,
-    tokens: TokenMode = "keep",
-    workload: str | None = None,
-    own_prompts: bool = False,
     decoder: Decoder | None = None,
 ) -> LiveSummary:
     """Decodes the prompts that are not finished yet and writes their traces.
@@ -111,19 +139,13 @@ def collect_live(
 
     Args:
         out: a folder or `s3://bucket/prefix`.
-        shard: the part of `prompts` for this process, if several write to one set.
-        tokens: keep or drop token ids.
-        workload: the user's word for the prompts; goes into artifacts.
-        own_prompts: see `TraceWriter.open`.
         decoder: a decoder of this pair and policy, to use again.
 
     Raises:
         TraceError, OutputError, PromptTooLongError: see `specctl.errors`.
     """
-    header = header_of(pair, policy, settings, workload=workload, tokens=tokens)
-    joins = resume or shard.count > 1
-    with TraceWriter.open(out, header, resume=joins, own_prompts=own_prompts) as writer:
-        summary, left = LiveSummary.begin(writer, prompts, shard)
+    with options.open(pair, policy, settings, out) as writer:
+        summary, left = LiveSummary.begin(writer, prompts, options.shard)
         with TraceRecorder(writer, on_commit=summary.committed) as recorder:
             decoder = decoder or Decoder(pair, policy, batch_size=batch_size)
             decoder.observer = recorder
@@ -144,29 +166,7 @@ def recording(
     Raises:
         TraceError, OutputError: see `specctl.errors`.
     """
-    with TraceWriter.open(out, header_of(pair, policy, settings)) as writer:
+    with FRESH.open(pair, policy, settings, out) as writer:
         writer.plan(prompts)
         with TraceRecorder(writer) as recorder:
             yield recorder
-
-
-def header_of(
-    pair: Pair,
-    policy: Policy,
-    settings: DecodeSettings,
-    *,
-    workload: str | None = None,
-    tokens: TokenMode = "keep",
-    **more: Any,
-) -> TraceHeader:
-    """The header of traces of a loaded pair, see `pair_header`."""
-    return pair_header(
-        policy,
-        settings.sampling,
-        pair.fingerprint,
-        pair_domain(pair, workload=workload),
-        tokens,
-        max_new_tokens=settings.max_new_tokens,
-        draft_vocab_size=None if pair.drafter is None else pair.drafter.vocab_size,
-        **more,
-    )

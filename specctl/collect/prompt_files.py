@@ -5,23 +5,23 @@
 | JSON lines                                         | an object or text, a line  |
 | JSON: one array, objects over several lines, or an | an item                    |
 | object whose only list holds the entries           |                            |
-| CSV with a header; commas, semicolons or tabs      | a row                      |
+| CSV with a header; commas, semicolons, tabs, bars  | a row                      |
 | Parquet, with the keys as columns                  | a row                      |
 | `.txt`, or any file with `--format text`           | a line that is not blank   |
 
-All but Parquet may be compressed by gzip, be UTF-8 or UTF-16 with a byte order mark, and have line
-ends of any system.
+All but Parquet may be compressed by gzip, bzip2 or xz, be UTF-8 or UTF-16 with a byte order mark,
+and have line ends of any system. Keys are read without regard to capitals.
 """
 
 from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import hashlib
 import io
 import json
 import logging
+import lzma
 import re
 import sys
 import zlib
@@ -33,11 +33,12 @@ from typing import Any, TypeVar
 
 from specctl.durable import file_sha256
 from specctl.errors import PromptError, PromptLineError, reason_of, shown
+from specctl.logs.sources import unpacked
+from specctl.runtime.config import PromptFormat
 
 log = logging.getLogger(__name__)
 A = TypeVar("A")
 B = TypeVar("B")
-FORMATS = ("auto", "text")
 MAX_NAME_BYTES = 256
 """Longest id or category; every row repeats them."""
 SHOWN_PLACES = 4
@@ -47,7 +48,7 @@ TEXTS = ("prompt", "instruction", "question", "text", "input")
 IDS = ("custom_id", "prompt_id", "question_id", "task_id", "id", "conversation_id", "uuid", "_id")
 ANSWERS = ("response", "token_ids")
 OTHERS = (
-    *("url", "error", "context", "system", "system_prompt", "image", "images"),
+    *("url", "error", "context", "system", "system_prompt", "image", "images", "history", "role"),
     *("entry_point", "category", "answer", "raw", "eos"),
 )
 TEXT_KEYS = frozenset((*TALKS, *TEXTS, *ANSWERS, "body"))
@@ -55,13 +56,22 @@ TEXT_KEYS = frozenset((*TALKS, *TEXTS, *ANSWERS, "body"))
 KEYS = TEXT_KEYS.union(IDS, OTHERS)
 """All keys that are read."""
 _SHOWN = re.compile(r"\S")
+HEAD_BYTES = 64
+_PAGE = ("a web page", "download the file that it shows")
 UNREAD = {
-    b"PK\x03\x04": ("a zip archive or a spreadsheet", "unpack it, or save it as CSV"),
+    b"pk\x03\x04": ("a zip archive or a spreadsheet", "unpack it, or save it as CSV"),
     b"\x28\xb5\x2f\xfd": ("compressed by zstd", "decompress it: zstd -d FILE"),
-    b"ARROW1": ("an Arrow file", "write it as Parquet"),
-    b"SQLite": ("a database", "export the prompts as CSV or JSON lines"),
+    b"\x1f\x8b": ("compressed by gzip twice", "decompress it: gunzip FILE"),
+    b"arrow1": ("an Arrow file", "write it as Parquet"),
+    b"sqlite": ("a database", "export the prompts as CSV or JSON lines"),
+    b"version https://git-lfs": ("a pointer of Git LFS, not the file", "fetch it: git lfs pull"),
+    **dict.fromkeys((b"<!doctype html", b"<html"), _PAGE),
 }
-"""First bytes of files that are named and not read."""
+"""First bytes, in lower case, of files that are named and not read."""
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""Marks of files by PowerShell and Excel."""
+LONE = "\x1f"
+"""Delimiter of a table of one column, in which a comma is text."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,8 @@ class Entry:
             value = {"messages": value}
         if not isinstance(value, dict):
             return self.refuse(f"{kind(value)}, not a JSON object")
-        return replace(self, row={name: one for name, one in value.items() if one is not None})
+        row = {name.strip().lower(): one for name, one in value.items() if one is not None}
+        return replace(self, row=row)
 
     def text(self, value: object, name: str) -> str:
         """A text that can be encoded. JSON can spell half a surrogate pair, which cannot."""
@@ -107,6 +118,8 @@ class Entry:
     def name(self, key: str) -> str:
         """A short text or number under a key; empty if there is none."""
         value = self.row.get(key, "")
+        if isinstance(value, dict) and len(value) == 1:  # {"$oid": ...} of MongoDB's exports
+            value = value.get("$oid", value)
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = str(int(value) if value == value // 1 else value)
         text = self.text(value, repr(key)).strip()
@@ -128,15 +141,16 @@ class Entry:
         return f"{self.unit}-{self.number}-{mark}"
 
     def keys(self) -> str:
-        """The keys that are there, for an error message."""
+        """The keys that have a value, for an error message."""
         found = ", ".join(map(repr, sorted(self.row)[:8])) or "none"
-        return f"{'columns' if self.unit == 'row' else 'keys'}: {found}"
+        return f"{'columns' if self.unit == 'row' else 'keys'} with a value: {found}"
 
 
 def kind(value: object) -> str:
     """A JSON value's kind, in words."""
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
-    return "nothing" if value is None else (kinds | {bytes: "bytes"}).get(type(value), "a number")
+    kinds |= {type(None): "nothing", int: "a number", float: "a number"}
+    return kinds.get(type(value), type(value).__name__)  # of Parquet: bytes, datetime
 
 
 def is_blank(text: str) -> bool:
@@ -204,8 +218,8 @@ def _reasons(errors: Sequence[PromptLineError]) -> str:
         places = ", ".join(error.place for error in same[:SHOWN_PLACES])
         more = len(same) - SHOWN_PLACES
         tail = f" and {more} more" if more > 0 else ""
-        if same[0].detail and len({error.detail for error in same}) == 1:
-            tail += f": {same[0].detail}"
+        details = list(dict.fromkeys(error.detail for error in same if error.detail))
+        tail += "".join(f": {one}" for one in details[:1]) + ", ..." * (len(details) > 1)
         found.append(f"{reason} ({places}{tail})")
     return "; ".join(found)
 
@@ -221,7 +235,7 @@ def read_entries(
     absent: str,
     strict: bool,
     hide_text: bool,
-    format: str = "auto",
+    format: PromptFormat = "auto",
 ) -> None:
     """Calls `use` with every entry of a file, see `usable`.
 
@@ -233,16 +247,20 @@ def read_entries(
     Raises:
         PromptError: also of a file of another kind, or one that cannot be decoded as a whole.
     """
-    if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "is no such file"
-        raise PromptError(f"{path} {problem}", hint=fix)
     try:
+        if not path.is_file():
+            if path.exists() and not path.is_dir():
+                fix = "write its text into a file, and name that"
+                raise PromptError(f"{path} is a pipe or a device", hint=fix)
+            problem = "is a folder" if path.is_dir() else "is no such file"
+            raise PromptError(f"{path} {problem}", hint=fix)
         start = Entry(str(path), mark=file_sha256(path)[:8] if hide_text else "")
-        found = _found(start, path.name.lower().removesuffix(".gz"), format)
+        name = re.sub(r"\.(gz|bz2|xz)$", "", path.name.lower())
+        found = _found(start, name, format)
         items = (one if isinstance(one, PromptLineError) else at.holding(one) for at, one in found)
         usable(items, use, path, strict=strict, absent=absent)
-    except (EOFError, zlib.error) as error:
-        text = f"{path} is compressed by gzip, and damaged or cut off: {error}"
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        text = f"{path} is compressed, and damaged or cut off: {error}"
         raise PromptError(text, hint="fetch it again") from error
     except OSError as error:
         raise PromptError(f"{path} cannot be read: {reason_of(error)}") from error
@@ -254,14 +272,18 @@ Line = tuple[Entry, str | PromptLineError]
 """A line, or the error that it cannot be decoded."""
 
 
-def _found(start: Entry, name: str, format: str) -> Found:
-    with open(start.path, "rb") as stream:
-        head = stream.read(8)
+def _found(start: Entry, name: str, format: PromptFormat) -> Found:
+    with open(start.path, "rb") as file:
+        head = unpacked(file).read(HEAD_BYTES)
     for first_bytes, (what, fix) in UNREAD.items():
-        if head.startswith(first_bytes):
+        if head.lower().startswith(first_bytes):
             raise PromptError(f"{start.path} is {what}", hint=fix)
     if head.startswith(b"PAR1"):
         return _parquet_rows(start)
+    if b"\0" in head.partition(b"\n")[0] and not head.startswith(UTF_16):
+        problem = "bytes 0 in its first line, as archives and UTF-16 without a byte order mark have"
+        hint = "unpack it, or save it as UTF-8"
+        raise PromptError(f"{start.path} is no text: {problem}", hint=hint)
     every = list(_lines(start))
     lines = [(e, text) for e, text in every if isinstance(text, PromptLineError) or text.strip()]
     if not lines:
@@ -273,13 +295,13 @@ def _found(start: Entry, name: str, format: str) -> Found:
         value = json.loads(text)
     names, delimiter = ([], ",") if begins in ("{", "[") else _header(text)
     if format == "text" or (name.endswith(".txt") and not isinstance(value, dict)):
-        if names:
+        if len(names) > 1:
             log.warning(
                 "%s: a line is a prompt, though the first one is a table's header: %s",
                 *(start.path, ", ".join(names)),
             )
         return ((e, one.rstrip("\r\n") if isinstance(one, str) else one) for e, one in lines)
-    if names or name.endswith((".csv", ".tsv")):
+    if len(names) > 1 or name.endswith((".csv", ".tsv")):
         return _csv_rows(start, _whole(every), delimiter)
     if begins in ("", "{", "[", '"'):
         return _json_values(start, value, every, lines)
@@ -290,9 +312,8 @@ def _found(start: Entry, name: str, format: str) -> Found:
 def _lines(start: Entry) -> Iterator[Line]:
     """All lines, with their ends. Only line feeds end a line: JSON strings may contain U+2028."""
     with open(start.path, "rb") as file:
-        opened: Any = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
-        lines = opened
-        if opened.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # PowerShell, Excel
+        lines = opened = unpacked(file)
+        if opened.peek(2)[:2] in UTF_16:
             lines = map(str.encode, io.TextIOWrapper(opened, "utf-16", newline="\n"))
         try:
             for number, raw in enumerate(lines, start=1):
@@ -365,6 +386,8 @@ def _held(value: Any) -> list[Any] | None:
     lists = [one for one in value.values() if isinstance(one, list)]
     if len(lists) != 1 or not all(isinstance(one, dict | str) for one in lists[0]):
         return None
+    if any(map(is_message, lists[0])):  # of one talk, under a key that is not read
+        return None
     # The Hub's viewer wraps each row again.
     return [one.get("row", one) if isinstance(one, dict) else one for one in lists[0]]
 
@@ -388,11 +411,11 @@ def _no_json(entry: Entry, error: Exception) -> PromptLineError:
 def _header(line: str) -> tuple[list[str], str]:
     """The columns of a table's header, lower-case, and what stands between them; no columns if the
     line is no header with a column of prompts or responses."""
-    for delimiter in ",;\t":
+    for delimiter in (*",;\t|", LONE):
         with suppress(csv.Error):
             cells = next(csv.reader([line], delimiter=delimiter, strict=True), [])
             names = [cell.strip().lower() for cell in cells]
-            if len(names) > 1 and not TEXT_KEYS.isdisjoint(names):
+            if (len(names) > 1 or delimiter == LONE) and not TEXT_KEYS.isdisjoint(names):
                 return names, delimiter
     return [], ","
 
@@ -401,6 +424,7 @@ def _csv_rows(start: Entry, text: str, delimiter: str) -> Found:
     csv.field_size_limit(sys.maxsize)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     names = [cell.strip().lower() for cell in next(filter(any, reader), [])]
+    _check_columns(start, names, "name it in the first line: 'prompt'")
     number = 0
     while True:
         fault: tuple[str, ...] = ()
@@ -419,6 +443,12 @@ def _csv_rows(start: Entry, text: str, delimiter: str) -> Found:
             yield entry, entry.refuse(*fault) if fault else row
 
 
+def _check_columns(start: Entry, names: list[str], fix: str) -> None:
+    if TEXT_KEYS.isdisjoint(map(str.lower, names)):
+        found = ", ".join(repr(shown(name, max_chars=40)) for name in names[:12])
+        raise PromptError(f"{start.path} has no column of prompts, but {found}", hint=fix)
+
+
 def _parquet_rows(start: Entry) -> Found:
     """Rows of a Parquet file, with the columns that are read."""
     import pyarrow as pa
@@ -427,12 +457,9 @@ def _parquet_rows(start: Entry) -> Found:
     try:
         file = pq.ParquetFile(start.path, page_checksum_verification=True)
         names = file.schema_arrow.names
-        if TEXT_KEYS.isdisjoint(names):
-            wanted = ", ".join(map(repr, (*TALKS, *TEXTS)))
-            text = f"{start.path}: no column {wanted} among {names[:12]}"
-            raise PromptError(text, hint="rename the column that holds the prompts to 'prompt'")
+        _check_columns(start, names, "rename the column of the prompts to 'prompt'")
         # Threads of pyarrow, beside those of torch, would abort a process that ends.
-        number, known = 0, sorted(KEYS.intersection(names))
+        number, known = 0, [name for name in names if name.lower() in KEYS]
         for batch in file.iter_batches(batch_size=64, columns=known, use_threads=False):
             for row in batch.to_pylist():
                 number += 1

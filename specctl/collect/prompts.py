@@ -10,6 +10,8 @@
 | `instruction`                              | one turn                                           |
 | `input`, `context` beside one of these     | stands below it                                    |
 | `system`, `system_prompt`                  | stands before the first turn                       |
+| `history` of pairs (LLaMA-Factory)         | earlier turns, each with its reply                 |
+| `role` beside a text (OASST)               | a line is one message: only a user's is a prompt   |
 | `body` (a request of an OpenAI batch file) | what is asked last; all before it is given         |
 
 A message is `role`/`content` (a text, or text parts, joined by line feeds as vLLM 0.32 joins them,
@@ -31,13 +33,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from specctl.answers import MARKER, final_answer
 from specctl.collect.prompt_files import (
     ANSWERS,
-    FORMATS,
     TALKS,
     TEXTS,
     Entry,
@@ -46,7 +48,8 @@ from specctl.collect.prompt_files import (
     read_entries,
 )
 from specctl.embedded import PROMPTS
-from specctl.errors import PromptError, PromptLineError, UsageError, check_choice
+from specctl.errors import PromptError, PromptLineError
+from specctl.runtime.config import PromptFormat
 
 log = logging.getLogger(__name__)
 EMBEDDED = "embedded"
@@ -90,7 +93,7 @@ class Prompt:
 def load_prompts(
     source: str | Path,
     *,
-    format: str = "auto",
+    format: PromptFormat = "auto",
     limit: int | None = None,
     limit_seed: int = 0,
     hide_text: bool = False,
@@ -110,13 +113,9 @@ def load_prompts(
         strict: refuse an entry that cannot be used.
 
     Raises:
-        UsageError: an unknown format, or a limit below 1.
         PromptError: a file that is missing, unreadable, or holds no prompt that can be used;
             `PromptLineError` for one entry, if it is the only one, or with `strict`.
     """
-    check_choice("--format", format, FORMATS)
-    if limit is not None and limit < 1:
-        raise UsageError(f"--limit must be at least 1, not {limit}")
     if "://" in str(source):
         fix = "download it, and name the file"
         raise PromptError(f"{source} is an address, and prompts are read from files", hint=fix)
@@ -184,7 +183,7 @@ def spread(prompts: Sequence[Prompt], limit: int, seed: int = 0) -> list[Prompt]
 
 
 def load_prompt_files(
-    sources: Sequence[str | Path], *, format: str = "auto", strict: bool = False
+    sources: Sequence[str | Path], *, format: PromptFormat = "auto", strict: bool = False
 ) -> list[Prompt]:
     """The prompts of several files, in order.
 
@@ -271,7 +270,9 @@ def _messages(entry: Entry) -> list[Message]:
     found = [Message("system", text) for text in _strings(entry, "system", "system_prompt")]
     if key in TEXTS and isinstance(row[key], str):
         below = [name for name in ("input", "context") if name != key and key != "text"]
-        return [*found, Message("user", "\n\n".join(_strings(entry, key, *below)))]
+        role = ROLES.get(str(row.get("role")).lower(), "user")
+        asked = "\n\n".join(_strings(entry, key, *below))
+        return [*found, *_history(entry), Message(role, asked)]
     found += _talk(entry, key, row[key])
     first = next((one.text for one in found if one.role == "user" and one.text), None)
     for other in ("prompt", "question"):
@@ -279,6 +280,15 @@ def _messages(entry: Entry) -> list[Message]:
         if first is not None and isinstance(text, str) and text.strip() != first.strip():
             raise entry.refuse(f"{key!r} and {other!r} begin with different texts")
     return found
+
+
+def _history(entry: Entry) -> list[Message]:
+    """Earlier turns: a list of pairs of a turn and its reply."""
+    pairs = entry.row.get("history") or []
+    if not isinstance(pairs, list) or any(not isinstance(p, list) or len(p) != 2 for p in pairs):
+        raise entry.refuse("'history' is no list of pairs of texts")
+    said = zip(cycle(("user", "assistant")), chain.from_iterable(pairs), strict=False)
+    return [Message(role, entry.text(text, "'history'")) for role, text in said]
 
 
 def _strings(entry: Entry, *keys: str) -> list[str]:
@@ -296,7 +306,8 @@ def _talk(entry: Entry, key: str, value: object) -> list[Message]:
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
                 value = read(value)
     if not isinstance(value, list):
-        raise entry.refuse(f"{key!r} must be a list, not {kind(value)}")
+        wanted = "a list" if key in TALKS else "a text or a list"
+        raise entry.refuse(f"{key!r} must be {wanted}, not {kind(value)}")
     found = []
     for one in value:
         message = one if isinstance(one, dict) else {"content": one}
@@ -388,5 +399,4 @@ def _way_on(row: Mapping[str, Any]) -> str:
         return "give a file of responses to --responses, and the file of its prompts here"
     if "hash_ids" in row:
         return "a trace of Mooncake holds lengths and no texts"
-    known = ", ".join((*TALKS, *TEXTS))
-    return f"rename the key of the prompts to 'prompt', or to one of {known}"
+    return "rename the key of the prompts to 'prompt'"

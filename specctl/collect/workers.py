@@ -36,7 +36,7 @@ from specctl.collect.dense.collection import (
     dense_facts,
     plain_decoder,
 )
-from specctl.collect.live import LiveSummary, Summary, collect_live
+from specctl.collect.live import LiveSummary, SetOptions, Summary, collect_live
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import Responses
 from specctl.collect.trace_writer import TraceWriter, finishing, make_header, token_header
@@ -133,25 +133,23 @@ class Work:
         decoder: Decoder,
         prompts: Sequence[Prompt],
         responses: Responses | None = None,
-        **more: Any,
+        **joining: Any,
     ) -> Summary:
         """Collects prompts that fit into the context, by `collect_live` or `collect_dense`.
 
         Args:
-            more: their parameters that are no options of the command.
+            joining: `resume`, `shard` and `own_prompts` of `SetOptions`.
         """
-        pair, settings, decoding = decoder.pair, self.settings, self.models.settings
-        more |= {
-            "batch_size": self.models.batch_size,
-            "tokens": settings.tokens,
-            "workload": settings.workload,
-            "decoder": decoder,
-        }
-        if self.policy is None:
-            shape, more["responses"] = settings.dense_shape(), responses
-            more["strict"] = self.models.strict
-            return collect_dense(pair, prompts, decoding, self.out, shape, **more)
-        return collect_live(pair, prompts, self.policy.policy, decoding, self.out, **more)
+        pair, models, out = decoder.pair, self.models, self.out
+        options = SetOptions(
+            tokens=self.settings.tokens, workload=self.settings.workload, **joining
+        )
+        more: Any = {"options": options, "batch_size": models.batch_size, "decoder": decoder}
+        if self.policy is not None:
+            return collect_live(pair, prompts, self.policy.policy, models.settings, out, **more)
+        shape = self.settings.dense_shape()
+        more |= {"responses": responses, "strict": models.strict}
+        return collect_dense(pair, prompts, models.settings, out, shape, **more)
 
 
 # --------------------------------------------------------------------------- the cluster

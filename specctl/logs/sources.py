@@ -79,13 +79,20 @@ class Source:
             for magic, (what, fix) in _NO_TEXT.items():
                 if head.startswith(magic):
                     raise InputError(f"{self.name} is no text: it is {what}", hint=fix)
-            unpack = [made for magic, made in _PACKED.items() if head.startswith(magic)]
             try:
-                yield unpack[0](raw) if unpack else raw
+                yield unpacked(raw)
             except (EOFError, lzma.LZMAError) as error:
                 raise InputError(
                     f"{self.name} ends within its compressed data", hint="copy it whole"
                 ) from error
+
+
+def unpacked(stream: BinaryIO) -> Any:
+    """A stream from its beginning, decompressed if it is of gzip, bzip2 or xz."""
+    head = stream.read(8)
+    stream.seek(0)
+    unpack = [made for magic, made in _PACKED.items() if head.startswith(magic)]
+    return unpack[0](stream) if unpack else stream
 
 
 @contextmanager

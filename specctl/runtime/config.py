@@ -27,6 +27,10 @@ All decide alike; docs/artifact-format.md states how exactly.
 """
 
 
+PromptFormat = Literal["auto", "text"]
+"""Format of prompt files: found by their content, or text, of which each line is a prompt."""
+
+
 class ModelsConfig(Record):
     """A pair of models and its device."""
 
@@ -74,7 +78,7 @@ class ModelsConfig(Record):
 class DecodingConfig(ModelsConfig):
     """Models, prompts and decoding settings."""
 
-    format: str = option("auto", "Prompts: auto, or text, of which each line is a prompt")
+    format: PromptFormat = option("auto", "Prompts: auto, or text, of which each line is a prompt")
     strict: bool = option(False, "Refuse a prompt that cannot be used, in place of skipping it")
     limit: PositiveInt | None = option(
         None, "Use N prompts, spread over the categories", default="all", group="common"
@@ -98,6 +102,11 @@ class DecodingConfig(ModelsConfig):
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.seed)
         return DecodeSettings(self.max_new_tokens, sampling)
+
+    @property
+    def prompt_options(self) -> dict[str, Any]:
+        """The options of `collect.prompts.load_prompts`."""
+        return self.model_dump(include={"format", "limit", "limit_seed", "strict"})
 
     def with_room(self, pair: Pair, prompts: Sequence[Any]) -> Any:
         """The prompts that the model can be given; a warning counts the others.

@@ -70,7 +70,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (REGISTRY, "registry push ./x n --alias v1 --registry r", "'v1' is the number of a version"),
     # Files that are not there, or are something else.
     (INPUT, "run nofile.txt", "nofile.txt is no such file; name a prompt file, or"),
-    (INPUT, "run p.csv", "row 1: no key of a prompt: columns: 'a', 'b'; rename the key of"),
+    (INPUT, "run p.csv", "p.csv has no column of prompts, but 'a', 'b'; name it in the fi"),
     (INPUT, "run empty.txt", "empty.txt has no prompt"),
     (INPUT, "replay nofolder -p ar", "nofolder is no trace set: no such folder;"),
     (

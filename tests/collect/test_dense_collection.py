@@ -14,6 +14,7 @@ from polars.testing import assert_frame_equal
 from specctl.collect.config import CollectConfig
 from specctl.collect.dense import attention, collect_dense
 from specctl.collect.dense.trees import DenseDrafting
+from specctl.collect.live import SetOptions
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import load_responses
 from specctl.errors import (
@@ -135,13 +136,13 @@ def _accepted(nodes: pl.DataFrame) -> int:
 def test_a_set_of_responses_is_begun_without_prompts(pair: Pair, tmp_path: Path) -> None:
     """As a worker on Ray does that plans."""
     assert collect(pair, tmp_path, prompts=[]).num_planned == 0
-    assert collect(pair, tmp_path, resume=True).num_committed == 3
+    assert collect(pair, tmp_path, options=SetOptions(resume=True)).num_committed == 3
 
 
 def test_another_file_of_responses_is_another_run(pair: Pair, tmp_path: Path) -> None:
     collect(pair, tmp_path, ROWS)
     with pytest.raises(TraceMismatchError, match="responses_digest"):
-        collect(pair, tmp_path, ROWS[::-1], resume=True)
+        collect(pair, tmp_path, ROWS[::-1], options=SetOptions(resume=True))
 
 
 def test_long_responses_are_cut_and_counted(pair: Pair, tmp_path: Path) -> None:

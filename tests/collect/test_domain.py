@@ -9,7 +9,7 @@ import pytest
 
 from specctl.artifacts import Domain
 from specctl.artifacts.manifest import Range
-from specctl.collect.live import collect_live
+from specctl.collect.live import SetOptions, collect_live
 from specctl.collect.prompts import Prompt
 from specctl.errors import TraceSchemaError, UsageError
 from specctl.logs.trace_set import TraceSet, domain_of
@@ -29,7 +29,8 @@ def pair() -> Pair:
 def collect(pair: Pair, folder: Path, first: int, workload: str | None) -> Path:
     prompts = [Prompt(f"p{n}", "", (f"What is {n} plus {n}?",)) for n in range(first, first + 3)]
     settings = DecodeSettings(4)
-    collect_live(pair, prompts, POLICY, settings, folder, batch_size=2, workload=workload)
+    options = SetOptions(workload=workload)
+    collect_live(pair, prompts, POLICY, settings, folder, options=options, batch_size=2)
     return folder
 
 

@@ -3,12 +3,16 @@ other exception escapes. `SHAPES` has the shapes of one entry, `FILES` those of 
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
+import os
 from dataclasses import replace
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,10 +22,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from specctl.collect.prompt_files import FORMATS
 from specctl.collect.prompts import PLACEHOLDER, Prompt, load_prompts
 from specctl.collect.responses import load_responses
-from specctl.errors import PromptError, PromptLineError, UsageError
+from specctl.errors import PromptError, PromptLineError
+from specctl.runtime.config import PromptFormat
 from specctl.runtime.conversations import conversation_ids
 from specctl.stats import split_prompts
 
@@ -95,6 +99,11 @@ SHAPES: list[tuple[str, dict[str, Any], Prompt]] = [
     ("an input alone", {"input": "Say it.", "output": "It."}, Prompt("", "", ("Say it.",))),
     ("an input of messages", chat(("user", "a"), key="input", ideal="b"),
      Prompt("", "", ("a",))),
+    ("keys in capitals", {"Instruction": "a", "Input": "b"}, Prompt("", "", ("a\n\nb",))),
+    ("OASST", {"message_id": "1", "parent_id": None, "text": "a", "role": "prompter"},
+     Prompt("", "", ("a",))),
+    ("Alpaca with earlier turns", {"instruction": "c", "input": "", "history": [["a", "b"]]},
+     Prompt("", "", ("a", "c"))),
     ("vLLM's custom set", {"prompt": "a", "output_tokens": 10}, Prompt("", "", ("a",))),
     ("AIPerf, one turn", {"text": "a", "delay": 5}, Prompt("", "", ("a",))),
     ("AIPerf, turns", {"session_id": "s", "turns": [{"text": "a"}, {"text": "b", "delay": 3}]},
@@ -140,6 +149,7 @@ SHAPES: list[tuple[str, dict[str, Any], Prompt]] = [
     ("white space stays", {"prompt": " x\n"}, Prompt("", "", (" x\n",))),
     ("an id as a float", {"prompt": "x", "id": 81.0}, Prompt("81", "", ("x",))),
     ("a blank id", {"prompt": "x", "id": " "}, Prompt("", "", ("x",))),
+    ("MongoDB's id", {"prompt": "x", "_id": {"$oid": "65f0"}}, Prompt("65f0", "", ("x",))),
     ("a uuid", {"prompt": "x", "uuid": "1-2"}, Prompt("1-2", "", ("x",))),
     ("ids of several kinds", {"prompt": "x", "id": "r", "question_id": 3}, Prompt("3", "", ("x",))),
     ("a category as a list", {"prompt": "x", "category": ["c"]}, Prompt("", "", ("x",))),
@@ -216,8 +226,9 @@ UNUSABLE: dict[str, list[Any]] = {
         batch("x"), {"title": "t", "body": "x"}, {"query": "x"}, {}, {"prompt": None},
         {"response": "x", "id": 1},
     ],
-    "'prompt' must be a list, not a number": [{"prompt": 3}],
-    "'prompt' must be a list, not an object": [{"prompt": {"a": "x"}}],
+    "'prompt' must be a text or a list, not a number": [{"prompt": 3}],
+    "'prompt' must be a text or a list, not an object": [{"prompt": {"a": "x"}}],
+    "'history' is no list of pairs of texts": [GOOD | {"history": ["a", "b"]}],
     "'turns' must be a list, not a string": [{"turns": "x"}],
     "'conversations' must be a list, not a string": [{"conversations": "x"}],
     "'messages' must be a list, not an object": [{"messages": ASKED}],
@@ -226,6 +237,7 @@ UNUSABLE: dict[str, list[Any]] = {
         {"conversations": []}, sharegpt(("gpt", "x")), sharegpt(("system", "s"), ("gpt", "x")),
         sharegpt(("human", "  ")), {"messages": [TOOL]}, {"messages": [{"role": "user"}]},
         chat(("user", [])), {"prompt": "x", "conversations": []},
+        {"message_id": "2", "parent_id": "1", "text": "b", "role": "assistant"},
     ],
     "a turn must be a string, not a number": [{"turns": ["a", 3]}, chat(("user", 3)),
                                               sharegpt(("human", 3))],
@@ -281,7 +293,8 @@ def test_reasons_are_counted_apart_with_places(
     assert caplog.messages[0].endswith(
         "prompts.jsonl: 8 of 9 entries skipped: "
         "no text of a user (line 2, line 3, line 4, line 5 and 2 more); "
-        "no JSON (line 8: '{' from column 2 on); no key of a prompt (line 9: keys: 'query')"
+        "no JSON (line 8: '{' from column 2 on); "
+        "no key of a prompt (line 9: keys with a value: 'query')"
     )
 
 
@@ -326,6 +339,11 @@ FILES: list[tuple[str, bytes, list[tuple[str, ...]]]] = [
     ("a.jsonl", b'"a"\n"b"\n', AB),
     ("a.jsonl", b'[{"role": "user", "content": "a"}]\n[{"role": "user", "content": "b"}]\n', AB),
     ("a.jsonl.gz", gzip.compress(TWO), AB),
+    ("a.jsonl.bz2", bz2.compress(TWO), AB),
+    ("a.csv.xz", lzma.compress(CSV), TABLE),
+    ("parts.jsonl.gz", gzip.compress(TWO[:16]) + gzip.compress(TWO[16:]), AB),
+    ("old Mac.jsonl", TWO.replace(b"\n", b"\r"), AB),
+    ("cut.jsonl", TWO + b"\0" * 99, AB),
     ("no name", TWO, AB),
     ("a.json", json.dumps(ITEMS).encode(), AB),
     ("a.json", json.dumps(ITEMS, indent=2).encode(), AB),
@@ -346,6 +364,8 @@ FILES: list[tuple[str, bytes, list[tuple[str, ...]]]] = [
     ("excel.csv", b"Prompt;Category\na;x\nb;y\n", AB),
     ("a.tsv", b"prompt\tid\na\t1\nb\t2\n", AB),
     ("one column.csv", b"prompt\na\n\nb\n", AB),
+    ("commas.csv", b'Prompt\nIf a, then?\n"b, ""c"""\n', [("If a, then?",), ('b, "c"',)]),
+    ("bars.csv", b"id|prompt\n1|a\n2|b\n", AB),
     ("quoted.csv", b'"prompt","id"\n"a","1"\n"b","2"\n', AB),
     ("extra commas.csv", b"id,prompt\n1,a,,\n2,b,\n", AB),
     ("export", b"id,prompt\n1,a\n2,b\n", AB),
@@ -393,9 +413,13 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("cut.json", b'[{"prompt": "x"}, {"prom', "line 1: no JSON: "),
     ("a.json", b"[note] say it\n", "from column 2 on; .*--format text"),
     ("a.jsonl", b'{"query": "x"}\n{"query": "y"}\n', "none of 2 entries .*no key of a prompt "
-     r"\(line 1, line 2: keys: 'query'\); rename the key of the prompts to 'prompt', or to one of"),
-    ("a.jsonl", b'{"query": "x", "b": 1}\n', "line 1: no key of a prompt: keys: 'b', 'query'; r"),
-    ("a.csv", b"query,reply\nx,y\n", "row 1: no key of a prompt: columns: 'query', 'reply'"),
+     r"\(line 1, line 2: keys with a value: 'query'\); rename the key of the prompts to 'prompt'"),
+    ("a.jsonl", b'{"query": "x"}\n{"a": "y"}\n', r"line 2: keys with a value: 'query', ...\); re"),
+    ("a.jsonl", b'{"query": "x", "b": 1}\n', "line 1: no key of a prompt: .*: 'b', 'query'; ren"),
+    ("Gemini.jsonl", b'{"contents": [{"role": "user", "parts": [{"text": "a"}]}]}', ": 'contents'"),
+    ("a.csv", b"query,reply\nx,y\n", "no column of prompts, but 'query', 'reply'; name it in the"),
+    ("headless.csv", b"What is it?\nHow, then?\n", "no column of prompts, but 'what is it.'; nam"),
+    ("blank.csv", b"id,prompt\n1,\n", "row 1: no key of a prompt: columns with a value: 'id'"),
     ("a.csv", b"prompt,id\nx,1,2\n", "row 1: another number of cells than columns: 3 for 2"),
     ("cut.csv", b'prompt,id\n"x,1\n', "row 1: no row of CSV: unexpected end of data"),
     ("latin.csv", b"prompt,id\ncaf\xe9,1\n", "line 2: not UTF-8: byte 0xe9.*; convert the file"),
@@ -404,8 +428,13 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("a.xlsx", b"PK\x03\x04 and more", "is a zip archive or a spreadsheet; unpack it, or"),
     ("a.jsonl.zst", b"\x28\xb5\x2f\xfd and more", "is compressed by zstd; decompress it"),
     ("a.arrow", b"ARROW1\0\0", "is an Arrow file; write it as Parquet"),
-    ("cut.jsonl.gz", gzip.compress(TWO)[:-9], "compressed by gzip, and damaged or cut off"),
-    ("bad.jsonl.gz", gzip.compress(TWO)[:10] + b"\xff" * 30, "compressed by gzip, and damaged"),
+    ("a.jsonl.gz", gzip.compress(gzip.compress(TWO)), "is compressed by gzip twice; decompress it"),
+    ("clone.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "; .*lfs pull"),
+    ("page.jsonl", b"<!DOCTYPE html>\n<html>\n", "is a web page; download the file that it shows"),
+    ("no mark.jsonl", TWO.decode().encode("utf-16-le"), "bytes 0 in .*or save it as UTF-8"),
+    ("cut.jsonl.gz", gzip.compress(TWO)[:-9], "is compressed, and damaged or cut off"),
+    ("cut.jsonl.xz", lzma.compress(TWO)[:-9], "is compressed, and damaged or cut off"),
+    ("bad.jsonl.gz", gzip.compress(TWO)[:10] + b"\xff" * 30, "is compressed, and damaged"),
     ("a.jsonl", b"\xff\xfe\x00", "begins as UTF-16 and goes on otherwise"),
 ]  # fmt: skip
 
@@ -442,17 +471,17 @@ def test_a_limit_is_spread_over_categories_and_grows_by_adding() -> None:
     assert load_prompts("embedded", limit=len(every) + 1) == every
 
 
-def test_places_and_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD)
-    for place, options, error, found in (
-        (tmp_path / "absent.jsonl", {}, PromptError, "no such file"),
-        (tmp_path, {}, PromptError, "is a folder"),
-        ("hf://datasets/a/b.jsonl", {}, PromptError, "is an address, and .*; download it"),
-        (path, {"format": "jsonl"}, UsageError, "'jsonl'"),
-        (path, {"limit": 0}, UsageError, "at least 1, not 0"),
+def test_places_that_hold_no_file_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place, found in (
+        (tmp_path / "absent.jsonl", "no such file"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "pipe", "is a pipe or a device; write its text into a file"),
+        ("a" * 5000, "cannot be read: "),
+        ("hf://datasets/a/b.jsonl", "is an address, and .*; download it"),
     ):
-        with pytest.raises(error, match=found):
-            load_prompts(place, **options)
+        with pytest.raises(PromptError, match=found):
+            load_prompts(place)
 
 
 LINES = st.one_of(
@@ -469,9 +498,9 @@ LINES = st.one_of(
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lines=st.lists(LINES, max_size=4), name=st.sampled_from(FORMATS))
+@given(lines=st.lists(LINES, max_size=4), name=st.sampled_from(get_args(PromptFormat)))
 def test_any_bytes_give_prompts_or_a_prompt_error(
-    tmp_path: Path, lines: list[bytes], name: str
+    tmp_path: Path, lines: list[bytes], name: PromptFormat
 ) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(b"\n".join(lines))
@@ -562,17 +591,18 @@ def test_responses_are_read_from_parquet_too(tmp_path: Path) -> None:
 BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     (
         {"query": ["x"], "label": [1]},
-        r"no column 'messages', .* among \['query', 'label'\]; rename",
+        "no column of prompts, but 'query', 'label'; rename",
     ),
     ({"turns": pa.array([], pa.list_(pa.string()))}, "has no prompt"),
     ({"turns": ["x"], "question_id": ["a"]}, "row 1: 'turns' must be a list, not a string"),
     (
         {"turns": pa.array([None], pa.list_(pa.string()))},
-        "row 1: no key of a prompt: columns: none",
+        "row 1: no key of a prompt: columns with a value: none",
     ),
-    ({"prompt": [b"x"]}, "row 1: 'prompt' must be a list, not bytes"),
+    ({"prompt": [b"x"]}, "row 1: 'prompt' must be a text or a list, not bytes"),
+    ({"prompt": ["x"], "id": [datetime(2026, 1, 1)]}, "row 1: 'id' must be a string, not datetime"),
     ({"conversations": [["y"]]}, "row 1: a message without a role"),
-    ({"response": ["x"], "id": [1]}, "row 1: .*columns: 'id', 'response'; .*--responses"),
+    ({"response": ["x"], "id": [1]}, "row 1: .*columns .*: 'id', 'response'; .*--responses"),
 ]
 
 

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specctl.collect.config import WHOLE, Shard, TokenMode
 from specctl.collect.dense.trees import DenseDrafting
-from specctl.collect.live import Summary, header_of
+from specctl.collect.live import FRESH, SetOptions, Summary
 from specctl.collect.prompt_files import usable
 from specctl.collect.prompts import Prompt
 from specctl.collect.recorder import Publication, Recorder, RecorderConfig
@@ -72,13 +71,9 @@ def collect_dense(
     out: str | Path,
     shape: FullTree,
     *,
+    options: SetOptions = FRESH,
     responses: Responses | None = None,
     batch_size: int = 1,
-    resume: bool = False,
-    shard: Shard = WHOLE,
-    tokens: TokenMode = "keep",
-    workload: str | None = None,
-    own_prompts: bool = False,
     decoder: Decoder | None = None,
     strict: bool = False,
 ) -> DenseSummary:
@@ -93,7 +88,7 @@ def collect_dense(
         responses: texts to draft along, of prompts that `Responses.answered` has; None lets the
             target generate them.
         batch_size: prompts generated together.
-        out, shard, tokens, workload, own_prompts: as in `collect_live`.
+        out: a folder or `s3://bucket/prefix`.
         decoder: a `plain_decoder` to use again.
         strict: refuse a response that cannot be used, in place of skipping its prompt.
 
@@ -104,10 +99,8 @@ def collect_dense(
     """
     drafting = DenseDrafting(pair, shape)
     policy, facts = Policy(shape=shape), dense_facts(shape, responses)
-    header = header_of(pair, policy, settings, workload=workload, tokens=tokens, **facts)
-    joins = resume or shard.count > 1
-    with TraceWriter.open(out, header, resume=joins, own_prompts=own_prompts) as writer:
-        summary, left = DenseSummary.begin(writer, prompts, shard)
+    with options.open(pair, policy, settings, out, **facts) as writer:
+        summary, left = DenseSummary.begin(writer, prompts, options.shard)
         if responses is None:
             texts = generate(decoder or plain_decoder(pair, batch_size), left, settings)
         else:
