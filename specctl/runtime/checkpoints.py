@@ -45,9 +45,16 @@ WORDS: dict[Kind, str] = {
     "draft_model": "a whole model",
 }
 _Table = tuple[tuple[Kind, str], ...]
-_OF_SPECULATORS: dict[str, Kind] = {"eagle3": "eagle3", "eagle": "eagle", "peagle": "peagle"}
-_OF_SPECULATORS |= {"dflash": "dflash", "dflash2": "dflash", "dspark": "dspark", "mtp": "mtp"}
-_OF_SPECULATORS["mlp"] = "mlp_speculator"  # of its first releases
+_OF_SPECULATORS: dict[str, Kind] = {
+    "eagle3": "eagle3",
+    "eagle": "eagle",
+    "peagle": "peagle",
+    "dflash": "dflash",
+    "dflash2": "dflash",
+    "dspark": "dspark",
+    "mtp": "mtp",
+    "mlp": "mlp_speculator",  # of its first releases
+}
 _OF_ARCHITECTURES: _Table = (
     ("peagle", r"^P-?[Ee]agle"),
     ("eagle3", r"[Ee]agle3"),

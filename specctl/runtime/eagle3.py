@@ -36,7 +36,7 @@ Shape = tuple[int, ...]
 _UNUSED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^verifier_(norm|lm_head)\.weight$")
 """Constants that old files carry, and parts of the target that speculators trains with."""
 _OTHERS = (
-    (r"(scale\w*|zeros|zero_point|qweight|_packed|absmax)$", "{quantised}"),
+    (r"(scale\w*|zeros|zero_point|qweight|_packed|absmax|SCB)$", "{quantised}"),
     (r"lora_[AB]\.", "LoRA adapters"),
     (r"(^|\.)parallel_draft_heads\.", "parallel draft heads"),
     (r"(^|\.)(fc_norm|aux_norm_\w+)\.", "a norm of each fused state"),
@@ -152,7 +152,11 @@ class _HeadFile:
     def of(cls, facts: HeadFacts) -> _HeadFile:
         found: dict[str, Tensor] = {}
         for path in weight_files(facts.folder):
-            found |= _load(path)
+            tensors = _load(path)
+            if twice := found.keys() & tensors.keys():
+                problem = f"has {min(twice)} in {path.name} and in a file before it"
+                raise facts.refuse(problem, "keep the files of one copy", CheckpointKeyError)
+            found |= tensors
         if not found:
             problem = "has no weights, model.safetensors or pytorch_model.bin"
             raise facts.refuse(problem, AGAIN, CheckpointKeyError)
@@ -163,7 +167,7 @@ class _HeadFile:
         # `module.model.fc.weight` stands beside `module.lm_head.weight`.
         wrappers = [prefix[: dot.end()] for dot in re.finditer(r"\.", prefix)][::-1]
         layers: dict[str, None] = {}
-        tensors, own_names = dict[str, Tensor](), dict[str, str]()
+        tensors, own_names = {}, dict[str, str]()
         for own, tensor in found.items():
             name = own.removeprefix(next((one for one in wrappers if own.startswith(one)), ""))
             if layer := re.match(r"midlayer|layers\.\d+", name):

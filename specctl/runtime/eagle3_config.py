@@ -38,7 +38,10 @@ _BIASES = ("bias", "attention_bias", "mlp_bias")
 _ROPE: dict[str, tuple[set[str], set[str]]] = {
     "default": (set(), set()),
     "linear": ({"factor"}, set()),
-    "llama3": ({"factor", "low_freq_factor", "high_freq_factor"}, set()),
+    "llama3": (
+        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+        set(),
+    ),
     "yarn": (
         {"factor"},
         {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},
@@ -46,6 +49,8 @@ _ROPE: dict[str, tuple[set[str], set[str]]] = {
 }
 """Rotations that do not depend on the length: keys that they need, and others that they know."""
 _ROPE_OF_ALL = {"rope_type", "rope_theta", "original_max_position_embeddings"}
+_ASSUMED = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10000}
+"""Defaults of LlamaConfig, which makers and engines share."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,9 @@ class HeadFacts:
 
     def __init__(self, folder: Path, target: Any) -> None:
         self.folder, self.target, self.raw = folder, target, read_config(folder / "config.json")
-        nested = self.raw.get("transformer_layer_config") or {}
-        self.is_nested = bool(nested)
-        self.flat: dict[str, Any] = {**self.raw, **nested}
-        self.eagle: dict[str, Any] = self.raw.get("eagle_config") or {}
+        nested, self.flat = self._part(self.raw, "transformer_layer_config"), self.raw
+        self.is_nested, self.flat = bool(nested), {**self.raw, **nested}
+        self.eagle = self._part(self.raw, "eagle_config")
         layout = "speculators'" if nested else "the flat"
         self.notes = [f"an EAGLE-3 head in {layout} layout"]
 
@@ -82,7 +86,7 @@ class HeadFacts:
         Raises:
             ModelConfigError: a fact that is missing, contradicts itself, or is not supported.
         """
-        sizes = self._sizes() | {"draft_vocab_size": draft_vocab_size}
+        sizes = self._sizes(draft_vocab_size)
         found, norms = list[Reading](), self._norms()
         for layers, of_layers in self._layers(num_fused):
             top, inner = list(layers), [one - 1 for one in layers]
@@ -151,62 +155,82 @@ class HeadFacts:
     @property
     def target_width(self) -> int:
         """Width of one fused state."""
-        has_own = self.flat.get("target_hidden_size") is not None
-        return self.size("target_hidden_size" if has_own else "hidden_size")
+        return self.size("target_hidden_size", self.flat.get("hidden_size"))
 
-    def size(self, name: str) -> int:
-        """A number that has no default."""
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive integer; without a default it must be stated."""
         value = self.flat.get(name)
+        value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise self.refuse(
                 f"has {name} {value!r} in its config.json, not a positive integer", AGAIN
             )
         return value
 
+    def _part(self, of: dict[str, Any], name: str) -> dict[str, Any]:
+        """An object under a key; empty if it is absent."""
+        if not isinstance(found := of.get(name) or {}, dict):
+            raise self.refuse(f"has {name} {found!r} in its config.json, no object", AGAIN)
+        return found
+
+    def _assumed(self, name: str) -> Any:
+        """The value under a key of `_ASSUMED`, or its default."""
+        if (value := self.flat.get(name)) is not None:
+            return value
+        self.notes.append(f"{name} {_ASSUMED[name]} assumed, as config.json states none")
+        return _ASSUMED[name]
+
     def _warn(self, found: str, advice: str) -> None:
         self.notes.append(f"config.json has {found}")
         log.warning("EAGLE-3 head %s: config.json has %s; %s", self.folder, found, advice)
 
-    def _sizes(self) -> dict[str, Any]:
-        flat = self.flat
+    def _sizes(self, draft_vocab_size: int) -> dict[str, Any]:
         hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
-        assumed = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
-        for name, value in assumed.items():
-            if flat.get(name) is None:
-                self.notes.append(f"{name} {value} assumed, as config.json states none")
         return {
             "hidden_size": hidden,
             "target_hidden_size": self.target_width,
             "num_attention_heads": heads,
-            "num_key_value_heads": flat.get("num_key_value_heads") or heads,
-            "head_dim": flat.get("head_dim") or hidden // heads,
+            "num_key_value_heads": self.size("num_key_value_heads", heads),
+            "head_dim": self.size("head_dim", hidden // heads),
             "intermediate_size": self.size("intermediate_size"),
             "vocab_size": self.size("vocab_size"),
-            "max_position_embeddings": flat.get("max_position_embeddings") or 2048,
-            "rms_norm_eps": float(flat.get("rms_norm_eps") or 1e-6),
+            "draft_vocab_size": draft_vocab_size,
+            "max_position_embeddings": self._assumed("max_position_embeddings"),
+            "rms_norm_eps": float(self._assumed("rms_norm_eps")),
             "rope_parameters": self._rope(),
         }
 
+    def _rotation(self) -> dict[str, Any]:
+        """The rotation as it is stated for the head's kind of attention."""
+        given, older = (self._part(self.flat, one) for one in ("rope_parameters", "rope_scaling"))
+        if given and older and given != older:
+            raise self.refuse(
+                f"has rope_parameters {given} and rope_scaling {older}",
+                "keep the one that it was trained with",
+            )
+        given = given or older
+        entries = {kind: of for kind, of in given.items() if isinstance(of, dict)}
+        if not entries:
+            return given
+        first, *others = entries.values()
+        own = (self.flat.get("layer_types") or [None])[0]
+        if own not in entries and any(of != first for of in others):
+            raise self.refuse(
+                f"has rope_parameters by kind of attention ({words(sorted(entries))}), and "
+                "config.json does not say of which kind its layer is",
+                "write the entry that it was trained with flat under rope_parameters",
+            )
+        return entries.get(own, first)
+
     def _rope(self) -> dict[str, Any]:
         """The rotation in transformers' present form."""
-        given = self.flat.get("rope_parameters") or self.flat.get("rope_scaling") or {}
-        if entries := {kind: of for kind, of in given.items() if isinstance(of, dict)}:
-            first, *others = entries.values()
-            given = entries.get((self.flat.get("layer_types") or [None])[0])
-            given = first if given is None and all(of == first for of in others) else given
-            if given is None:
-                raise self.refuse(
-                    f"has rope_parameters by kind of attention ({words(sorted(entries))}), and "
-                    "config.json does not say of which kind its layer is",
-                    "write the entry that it was trained with flat under rope_parameters",
-                )
+        given = self._rotation()
         of_images = ("mrope_section", "mrope_interleaved")
         given = {k: v for k, v in given.items() if v is not None and k not in of_images}
         factor = given.pop("partial_rotary_factor", self.flat.get("partial_rotary_factor"))
         if factor not in (None, 1):
             raise self.refuse(f"rotates a part of each head alone (partial_rotary_factor {factor})")
-        older = given.pop("type", "default")
-        kind = given.setdefault("rope_type", older)
+        kind = given.setdefault("rope_type", given.pop("type", "default"))
         if kind == "mrope":  # for text all components of a position are the same
             kind = given["rope_type"] = "default"
         if kind not in _ROPE:
@@ -219,15 +243,12 @@ class HeadFacts:
                 f"has {words(sorted(unknown))} for rope_type {kind!r}, which is not known"
             )
         theta = self.flat.get("rope_theta")
-        if given.setdefault("rope_theta", theta) is None:
-            given["rope_theta"] = 10000
-            self.notes.append("rope_theta 10000 assumed, as config.json states none")
-        elif theta is not None and theta != given["rope_theta"]:
+        if "rope_theta" in given and theta not in (None, given["rope_theta"]):
             raise self.refuse(
                 f"has rope_theta {theta} and, beside its rotation, {given['rope_theta']}",
                 "make the two the same in config.json, as the head was trained",
             )
-        given["rope_theta"] = float(given["rope_theta"])
+        given["rope_theta"] = float(given.get("rope_theta") or self._assumed("rope_theta"))
         self.notes.append(f"rotations {kind}, rope_theta {given['rope_theta']:g}")
         return given
 

@@ -29,6 +29,7 @@ _HUB_WORD = r"\w(?:[\w.-]{0,94}\w)?"
 _HUB_ID = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_HUB_WORD}(?:/{_HUB_WORD})?")
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+_LFS = b"version https://git-lfs"
 _FULL_LIMIT_BYTES = 256 * 2**20
 _SAMPLED_BLOCKS, _BLOCK_BYTES = 256, 64 * 2**10
 
@@ -113,31 +114,34 @@ def model_folder(
             folder = Path(fetch(allow_patterns=[*patterns, "pytorch_model*.bin"]))
         return folder
     except Exception as error:  # of the hub, HTTP, the OS or validation
+        why, fix = _why_not_fetched(name, error)
         raise ModelError(
-            f"model {name!r} is no folder, not embedded, and no hub id that is in the cache "
-            f"or can be fetched: {_why_not_fetched(error)}",
-            hint=did_you_mean(name, ["embedded"], "check the name, or download the model first"),
+            f"model {name!r} is no folder here and, as a hub id, {why}",
+            hint=did_you_mean(name, ["embedded"], fix),
         ) from error
 
 
-def _why_not_fetched(error: Exception) -> str:
-    """The hub's refusal in our words."""
+def _why_not_fetched(name: str, error: Exception) -> tuple[str, str]:
+    """The reason why a hub id cannot be fetched, and the next step."""
     from huggingface_hub import errors
 
+    fetch = f"hf download {name}"
     if os.environ.get("HF_HUB_OFFLINE"):
-        return "none in the cache, and HF_HUB_OFFLINE is set"
-    for kind, words in (
-        (errors.GatedRepoError, "the model is gated; log in"),
-        (errors.RepositoryNotFoundError, "no model of that name that this user may read"),
-        (errors.RevisionNotFoundError, "no such revision"),
-        (errors.HFValidationError, "not a valid hub id"),
-        (errors.LocalEntryNotFoundError, "none in the cache, and no answer from the hub"),
+        found = "not in the hub's cache, and HF_HUB_OFFLINE is set"
+        return found, f"unset HF_HUB_OFFLINE, or fetch it first: HF_HUB_OFFLINE=0 {fetch}"
+    log_in = "log in: hf auth login"
+    for kind, found, fix in (
+        (errors.GatedRepoError, "gated", f"accept its terms on its page, and {log_in}"),
+        (errors.RepositoryNotFoundError, "not known to the hub", f"check the name, or {log_in}"),
+        (errors.RevisionNotFoundError, "without that revision", "check the revision"),
+        (errors.HFValidationError, "not valid", "check the name"),
     ):
         if isinstance(error, kind):
-            return words
+            return found, fix
     if isinstance(error, OSError) and error.errno:
-        return reason_of(error)
-    return f"none in the cache, and no answer from the hub ({type(error).__name__})"
+        return f"not to be stored: {reason_of(error)}", "free space, or correct permissions"
+    copy = f"fetch it where the hub answers, {fetch} --local-dir FOLDER, and give that folder"
+    return f"not in its cache, and the hub does not answer ({type(error).__name__})", copy
 
 
 def weights_digest(folder: Path) -> str:
@@ -148,19 +152,21 @@ def weights_digest(folder: Path) -> str:
     """
     if is_gguf(folder):
         return f"sha256:{_file_digest(folder).hex()}"
-    config, files = folder / "config.json", weight_files(folder)
-    if not config.is_file() or not files:
+    digest, files = hashlib.sha256(_canonical_config(folder)), weight_files(folder)
+    if not files:
         raise ModelError(
-            f"model folder {folder} lacks config.json, or .safetensors files or "
-            "pytorch_model.bin; it holds "
-            f"{', '.join(sorted(p.name for p in folder.iterdir())[:6]) or 'nothing'}",
-            hint="save the model with save_pretrained",
+            f"model folder {folder} has no weights, .safetensors or pytorch_model.bin, among "
+            f"{_names_in(folder)}",
+            hint="download its weights too, or save the model with save_pretrained",
         )
-    digest = hashlib.sha256(_canonical_config(folder))
     for path in files:
         digest.update(path.name.encode())
         digest.update(_file_digest(path))
     return f"sha256:{digest.hexdigest()}"
+
+
+def _names_in(folder: Path) -> str:
+    return ", ".join(sorted(os.listdir(folder))[:6]) or "nothing"
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -213,6 +219,11 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text("utf-8"))
         found = type(config).__name__
+    except FileNotFoundError as error:
+        folder, files = path.parent, sorted(path.parent.glob("*.gguf"))
+        fix = f"give its file {files[0]}" if files else "give a folder with config.json and weights"
+        problem = f"model folder {folder} has no config.json, but {_names_in(folder)}"
+        raise ModelError(problem, hint=fix) from error
     except (OSError, ValueError) as error:
         config, found, cause = None, reason_of(error), error
     if not isinstance(config, dict):
@@ -221,15 +232,23 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _file_digest(path: Path) -> bytes:
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        if size <= _FULL_LIMIT_BYTES:
-            digest.update(file.read())
-        else:
-            for block in range(_SAMPLED_BLOCKS):
-                file.seek(block * (size - _BLOCK_BYTES) // (_SAMPLED_BLOCKS - 1))
-                digest.update(file.read(_BLOCK_BYTES))
+    try:
+        size = path.stat().st_size
+        digest = hashlib.sha256(str(size).encode())
+        with path.open("rb") as file:
+            if file.read(len(_LFS)) == _LFS:
+                problem = f"{path} is a pointer of Git LFS, not the weights"
+                raise ModelError(problem, hint="fetch them: git lfs pull")
+            file.seek(0)
+            if size <= _FULL_LIMIT_BYTES:
+                digest.update(file.read())
+            else:
+                for block in range(_SAMPLED_BLOCKS):
+                    file.seek(block * (size - _BLOCK_BYTES) // (_SAMPLED_BLOCKS - 1))
+                    digest.update(file.read(_BLOCK_BYTES))
+    except OSError as error:  # also a link of the hub's cache to a file that was deleted
+        problem = f"{path} cannot be read: {reason_of(error)}"
+        raise ModelError(problem, hint="download the model again") from error
     return digest.digest()
 
 
@@ -292,7 +311,7 @@ def _why_unloadable(factory: str, folder: Path, error: Exception) -> tuple[str, 
     config = folder / "config.json"
     kind = read_config(config).get("model_type") if config.is_file() else None
     if factory == "AutoTokenizer" and not any(map(_TOKENIZER_FILE.fullmatch, names)):
-        fault = f"has no tokenizer, such as tokenizer.json, among {', '.join(names[:6])}"
+        fault = f"has no tokenizer, such as tokenizer.json, among {_names_in(folder)}"
         return fault, "save it there with save_pretrained"
     if kind is not None and kind not in transformers.CONFIG_MAPPING:
         fault = f"is of model_type {kind!r}, unknown to transformers {transformers.__version__}"

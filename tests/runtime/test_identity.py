@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import errors
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from specctl.embedded import embedded_path
 from specctl.errors import ModelConfigError, ModelError
-from specctl.runtime.identity import load_tokenizer, quietly, tokenizer_digest, weights_digest
+from specctl.runtime.identity import (
+    load_tokenizer,
+    model_folder,
+    quietly,
+    tokenizer_digest,
+    weights_digest,
+)
 from specctl.runtime.load import load_pair
 
 VOCAB = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}
@@ -63,9 +71,21 @@ def test_a_models_folder_gives_the_digests_of_its_pair() -> None:
 
 
 def test_a_folder_without_a_model_or_its_tokenizer_is_refused_on_one_line(tmp_path: Path) -> None:
-    """transformers has 64 lines to say of a missing tokenizer."""
-    with pytest.raises(ModelError):
+    """Each state that a half-finished download leaves; transformers has 64 lines to say of a
+    missing tokenizer."""
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelError, match=r"no config\.json, but model\.gguf; give its file /"):
         weights_digest(tmp_path)
+    shutil.copy(embedded_path("target") / "config.json", tmp_path)
+    with pytest.raises(ModelError, match=r"no weights, .* among config\.json, model\.gguf; downl"):
+        weights_digest(tmp_path)
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "deleted")
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read: no such file"):
+        weights_digest(tmp_path)
+    (tmp_path / "deleted").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d\n")
+    with pytest.raises(ModelError, match=r"is a pointer of Git LFS, not the weights; .*lfs pull"):
+        weights_digest(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
     for name in ("config.json", "model.safetensors"):
         shutil.copy(embedded_path("target") / name, tmp_path)
     with pytest.raises(ModelError, match=r"no tokenizer, such as .*, among") as refused:
@@ -74,6 +94,40 @@ def test_a_folder_without_a_model_or_its_tokenizer_is_refused_on_one_line(tmp_pa
 
 
 # --------------------------------------------------------------------------- loading
+
+
+ANSWER: Any = SimpleNamespace(headers={}, request=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "offline", "says"),
+    [
+        (errors.LocalEntryNotFoundError("x"), "1", "HF_HUB_OFFLINE is set; .*=0 hf download me/it"),
+        (
+            errors.LocalEntryNotFoundError("x"),
+            "",
+            "does not answer .*download me/it --local",
+        ),
+        (errors.GatedRepoError("x", response=ANSWER), "", "gated; accept .*: hf auth login"),
+        (
+            errors.RepositoryNotFoundError("x", response=ANSWER),
+            "",
+            "not known .*check the name",
+        ),
+        (errors.RevisionNotFoundError("x", response=ANSWER), "", "without that revision"),
+        (PermissionError(13, "no"), "", "not to be stored: .*permissions"),
+    ],
+)
+def test_a_hub_id_that_cannot_be_fetched_is_refused_with_the_next_step(
+    error: Exception, offline: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+    with pytest.raises(ModelError, match=f"model 'me/it' is no folder here and, as a .*{says}"):
+        model_folder("me/it", embedded_default="target")
 
 
 @pytest.mark.parametrize(

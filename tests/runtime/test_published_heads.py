@@ -34,6 +34,7 @@ ROPE_KINDS = {
     "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
+BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -116,6 +117,13 @@ def test_weights_in_two_files_are_one_head(tmp_path: Path) -> None:
     found = load_eagle3(tmp_path / "head", target_embedding=EMBEDDING, target_config=TARGET)
     pairs = zip(found.head.state_dict().values(), wanted.head.state_dict().values(), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    load(tmp_path / "head", OFFICIAL, make_tensors())
+    save_file(make_tensors(seed=2), tmp_path / "head" / "model-1.safetensors")
+    with pytest.raises(ModelError, match=r"has d2t in model\.safetensors and in a file before it"):
+        load(tmp_path / "head", OFFICIAL, make_tensors())
 
 
 def test_a_head_of_all_tokens_may_share_the_targets_output_layer(tmp_path: Path) -> None:
@@ -306,10 +314,21 @@ BY_CONFIG: dict[str, tuple[Config, str]] = {
     ),
     "an unknown key": (but(rope_scaling={"rope_theta": 1.0, "bend": 3}), "bend for rope_type"),
     "no factor": (but(rope_scaling={"type": "yarn"}), "without factor"),
+    "two rotations": (
+        but(rope_parameters={"rope_type": "default"}, rope_scaling={"type": "su"}),
+        "has rope_parameters .* and rope_scaling .*su",
+    ),
+    "llama3 of no length": (
+        but(rope_scaling={"type": "llama3", "factor": 8.0, **BANDS}),
+        "'llama3' without original_max_position_embeddings",
+    ),
     "two thetas": (but(rope_theta=1e6, rope_parameters={"rope_theta": 1e4}), "1000000.0 and"),
     "a part": (but(rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
     # sizes
     "another lm_head": (but(draft_vocab_size=30), "d2t has shape"),
+    "a text as a size": (but(head_dim="16"), "head_dim '16' in its config.json"),
+    "no heads": (but(num_key_value_heads=0), "num_key_value_heads 0"),
+    "a text as eagle_config": (but(eagle_config="x"), "eagle_config 'x' in its config.json, no ob"),
     "no size": (but(intermediate_size=None), "intermediate_size None"),
     "another size": (but(intermediate_size=64), "midlayer.mlp.*shape"),
 }
@@ -317,6 +336,7 @@ FP8 = {"quant_method": "modelopt", "quant_algo": "FP8"}
 BY_TENSOR: dict[str, tuple[Tensors, str]] = {
     "block fp8": (plus("fc.weight_scale_inv"), "quantised weights with scales"),
     "NVFP4": (plus("midlayer.mlp.up_proj.weight_scale_2"), "weights with scales"),
+    "bitsandbytes": (plus("midlayer.mlp.up_proj.SCB"), "weights with scales"),
     "compressed": (plus("midlayer.mlp.up_proj.weight_packed"), "weights with scales"),
     "fp8 without scales": (cast(torch.float8_e4m3fn), "float8_e4m3fn .*: midlayer.mlp.up_proj.w"),
     "int8": (cast(torch.int8), "int8 weights"),
