@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -282,10 +283,10 @@ def write_gguf(
         writer.add_tensor(name, values.numpy())
     try:
         with output_errors(path, "GGUF file"):
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-            writer.close()
+            with closing(writer):
+                writer.write_header_to_file()
+                writer.write_kv_data_to_file()
+                writer.write_tensors_to_file()
             staged.replace(path)
     finally:
         staged.unlink(missing_ok=True)

@@ -13,7 +13,12 @@ from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, EngineSettings, MeanRound, Serving
 from specctl.engines.export import ENGINES, Source, drafter_of, read_source
 from specctl.engines.llamacpp_flags import FILE as LLAMACPP_FILE
-from specctl.engines.settings import FILE_NAME, PluginSettings, TraceSettings
+from specctl.engines.settings import (
+    FILE_NAME,
+    PluginSettings,
+    TraceSettings,
+    read_settings,
+)
 from specctl.engines.sglang_flags import ADAPTIVE_FILE
 from specctl.engines.vllm_flags import CONFIG_FILE, VLLM
 from specctl.errors import EngineError, UsageError
@@ -311,6 +316,20 @@ def test_a_log_inside_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert settings.trace.max_bytes == 1000000
     inline = json.loads(passes(*traced, "--json").out)["environment"]["SPECCTL_VLLM"]
     assert PluginSettings.model_validate_json(inline) == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nowhere.json", "nowhere.json, cannot be used: no such file or folder"),
+        ("{}", "SPECCTL_VLLM, cannot be used: it has no policy and no trace"),
+        (' {"policy": "chain", "trace": {"out": "t", "dense": true}}', "nothing to a policy"),
+        ('{"trace": {"out": "t", "dense": true, "dense_every": 2}}', "needs a log of rounds"),
+    ],
+)
+def test_settings_that_the_plugin_cannot_use(text: str, says: str) -> None:
+    with pytest.raises(EngineError, match=says):
+        read_settings(text)
 
 
 REFUSED = (
