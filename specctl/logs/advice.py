@@ -40,27 +40,29 @@ class Advice:
 def explain(
     figures: dict[str, Any], advice: Advice | None, *, has_prices: bool = True
 ) -> dict[str, Any]:
-    """The figures with `clock`, `best_lengths` by load, those of each part `by_context`, and
-    `schedule` of lengths, None without a clock or where lengths tie; and `meaning` in sentences,
-    with prices where there is no clock."""
+    """The figures, with `meaning` in sentences. A clock adds its source, `clock`, and `time_error`,
+    `best_lengths` by load, those of each part `by_context`, and a `schedule`, None where lengths
+    tie; without a clock these are None, and prices are told."""
     sweep, by_context = figures["fixed_length_sweep"], figures.get("by_context")
-    best = schedule = None
+    told: dict[str, Any] = dict.fromkeys(("clock", "time_error", "best_lengths", "schedule"))
     if sweep is None:
         worth = [f"No length can be named: {figures['why_no_sweep']}."]
     elif advice is None:
         worth = [_break_even_words(sweep)] * has_prices
     else:
         best = [best_lengths(figures, advice, size) for size in advice.batch_sizes]
-        schedule = _schedule(figures, advice)
         worth = _limits(best, sweep, advice)
-    if by_context and best and advice:
-        by_context = [_at_context(part, advice) for part in by_context]
+        by_context = by_context and [_at_context(part, advice) for part in by_context]
+        told = {
+            "clock": advice.source,
+            "time_error": advice.time_error,
+            "best_lengths": best,
+            "schedule": _schedule(figures, advice),
+        }
     return {
         **figures,
+        **told,
         "by_context": by_context,
-        "clock": advice.source if advice and best else None,
-        "best_lengths": best,
-        "schedule": schedule,
         "meaning": [
             *_movement_words(figures),
             *worth,

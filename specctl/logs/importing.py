@@ -7,23 +7,22 @@ from typing import Any
 
 from specctl.errors import InputError
 from specctl.formatting import listed
-from specctl.logs.acceptance_figures import mean_figures
 from specctl.logs.advice import Advice, change_words, explain
 from specctl.logs.foreign import foreign
-from specctl.logs.llamacpp_log import LlamacppLog
+from specctl.logs.llamacpp_log import LlamacppLog, answers
 from specctl.logs.metric_figures import figures_by_model
 from specctl.logs.own_clock import own_advices
 from specctl.logs.pooling import change, grouped, pooled
 from specctl.logs.scrapes import Scrape, json_records, json_scrapes
 from specctl.logs.server_log import ENGINES, ServerLog
 from specctl.logs.sglang_log import SglangLog
-from specctl.logs.sources import Source, Spot, text_lines
+from specctl.logs.sources import Source, text_lines
 from specctl.logs.vllm_log import VllmLog
 from specctl.logs.wrappers import engine_lines
 
 
-def read(source: Source) -> ServerLog | list[Scrape] | list[Any]:
-    """The log, the scrapes or llama.cpp's answers of a source, whatever wraps them.
+def read(source: Source) -> list[ServerLog] | list[Scrape]:
+    """The log or the scrapes of a source, whatever wraps them.
 
     Raises:
         InputError: none is there; the sentence says what it is.
@@ -38,7 +37,7 @@ def read(source: Source) -> ServerLog | list[Scrape] | list[Any]:
         names = listed(ENGINES[log.engine] for log in found)
         raise InputError(f"{source.name} has lines of {names}", hint="give each server's log alone")
     if found := found or [log for log in logs if log.has_lines or log.left_out or log.settings]:
-        return found[0]
+        return found[:1]
     lines = list(text_lines(source))
     scrape = Scrape.of_lines(source.name, lines)
     if scrape.samples:
@@ -47,45 +46,8 @@ def read(source: Source) -> ServerLog | list[Scrape] | list[Any]:
     if scrapes := json_scrapes(source.name, records):
         return scrapes
     if records and all(isinstance(one, dict) and "timings" in one for one in records):
-        return records
+        return [answers(source.name, records)]
     raise foreign(source.name, records, [line for _, line in lines[:200]])
-
-
-def _answers(name: str, records: Sequence[Any]) -> dict[str, Any]:
-    """Figures over completions of llama.cpp, from their `timings`.
-
-    A request emits `predicted_n` - 1 tokens in rounds, and each round one more than it accepts, but
-    a last one whose last draft token is the stop token.
-    """
-    sums = {"predicted_n": 0, "draft_n": 0, "draft_n_accepted": 0}
-    for number, record in enumerate(records, start=1):
-        timings = record["timings"]
-        for key in sums:
-            value = timings.get(key) or 0 if isinstance(timings, dict) else None
-            if not isinstance(value, int) or value < 0:
-                raise Spot(name, number).refuse(
-                    f"timings of an answer without a count {key}",
-                    "keep one answer of /v1/completions or /completion a line",
-                )
-            sums[key] += max(value - 1, 0) if key == "predicted_n" else value
-    tokens, drafted, accepted = sums.values()
-    if not drafted or tokens <= accepted:
-        raise InputError(
-            f"{name}: its {len(records)} answers have no draft tokens",
-            hint="keep the answers of a server that drafts (--spec-type)",
-        )
-    mean = tokens / (tokens - accepted + len(records)), tokens / (tokens - accepted)
-    facts: dict[str, Any] = {
-        "format": "llamacpp-answers",
-        "engine": "llamacpp",
-        "source": name,
-        "num_requests": len(records),
-        "num_tokens": tokens,
-        "num_draft_tokens": drafted,
-        "num_accepted_tokens": accepted,
-    }
-    why = "answers do not state the draft length: import the server's metrics or log"
-    return facts | mean_figures((max(mean[0], 1.0), mean[1]), None, why, [])
 
 
 # --------------------------------------------------------------------------- one summary
@@ -94,8 +56,8 @@ def _answers(name: str, records: Sequence[Any]) -> dict[str, Any]:
 def import_files(
     sources: Sequence[Source], advice: Advice | None = None, batch_sizes: Sequence[int] = (1,)
 ) -> dict[str, Any]:
-    """The summary of logs, each with figures of its own, of one scrape or of the window between
-    two, or of answers.
+    """The summary of logs, each with figures of its own, or of one scrape or the window between
+    two.
 
     Args:
         advice: of a cost model; without one, logs of several draft lengths of a drafter are a
@@ -108,22 +70,18 @@ def import_files(
     Raises:
         InputError: a source that cannot be read, or sources that do not go together.
     """
-    found = [read(source) for source in sources]
+    found = [one for source in sources for one in read(source)]
     logs = [one for one in found if isinstance(one, ServerLog)]
-    others = [record for one in found if isinstance(one, list) for record in one]
-    names = [source.name for source in sources]
-    if others and len(found) == 1 and isinstance(others[0], dict):
-        return _explained(_answers(names[0], others), advice)
-    scrapes = [one for one in others if isinstance(one, Scrape)]
-    if scrapes and len(scrapes) == len(others) and not logs:
-        return _explained(_of_scrapes(scrapes), advice)
+    scrapes = [one for one in found if isinstance(one, Scrape)]
     engines = {ENGINES[log.engine] for log in logs}
-    if others or len(engines) > 1:
+    if (logs and scrapes) or len(engines) > 1:
         raise InputError(
-            f"{listed(names)} do not go together"
-            + f": logs of {listed(sorted(engines))}" * (not others),
+            f"{listed([source.name for source in sources])} do not go together"
+            + (f": logs of {listed(sorted(engines))}" if len(engines) > 1 else ""),
             hint="give logs of one engine, or two scrapes of one server, the earlier one first",
         )
+    if scrapes:
+        return _explained(_of_scrapes(scrapes), advice)
     has_drafts = any(log.intervals for log in logs)
     for log in logs:
         is_plain = has_drafts and log.plain and not log.left_out
@@ -163,7 +121,7 @@ def _of_logs(logs: Sequence[ServerLog]) -> dict[str, Any]:
             said = {"source": log.name, "settings": log.settings}
             models[label] = {**said, **pooled(log, intervals)}
     summary: dict[str, Any] = {
-        "format": f"{engine}-log",
+        "format": f"{engine}-{logs[0].form}",
         "engine": engine,
         "source": listed(names),
         "without_drafts": [log.name for log in logs if not log.intervals],

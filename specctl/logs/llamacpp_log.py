@@ -14,8 +14,11 @@ Means and rates are over rounds with a draft. `stop processing: n_tokens = 285, 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from specctl.errors import InputError
 from specctl.logs.server_log import (
     CONTRADICTS,
     CUT,
@@ -25,6 +28,7 @@ from specctl.logs.server_log import (
     ServerLog,
     rounds_of,
 )
+from specctl.logs.sources import Spot
 from specctl.logs.wrappers import Line
 
 _TASK = re.compile(r"task (\d{1,9})")
@@ -33,59 +37,62 @@ _MEAN = re.compile(rf"mean (?:len|acceptance length)\s*=\s*{NUMBER}")
 _RATES = re.compile(r"\(?(\d\.\d{3}(?:,\s*\d\.\d{3})*)\)")
 _EVAL = re.compile(r" ms /\s*(\d{1,9}) tokens")
 _TEXT = re.compile(r"n_(?:tokens|past) = (\d{1,9}), truncated = 0")
-NO_POSITIONS = "run the server with -lv 4 for acceptance by position"
+NO_POSITIONS = {
+    "log": "run the server with -lv 4 for acceptance by position",
+    "answers": "answers do not state the draft length: import the server's metrics or log",
+}
+"""By form."""
 
 
 @dataclass
 class _Request:
-    """Lines of one request, behind their marks."""
+    """What lines of one request say."""
 
-    line: Line  # `draft acceptance`
-    num_tokens: int | None  # emitted, of `eval time`
+    spot: Spot
+    process: str
+    time: str
+    sums: tuple[int, int] | None  # accepted and drafted tokens
+    num_tokens: int | None  # emitted
+    mean: float | None = None
     positions: str | None = None
     text_tokens: int | None = None  # at the end
 
     def interval(self) -> Interval | str | None:
         """The request, the reason why it is left out, or None for one without drafts."""
-        sums, mean = _SUMS.search(self.line.text), _MEAN.search(self.line.text)
-        if sums is None:
+        if self.sums is None:
             return CUT
-        accepted, drafted = map(int, sums.groups())
+        (accepted, drafted), tokens = self.sums, self.num_tokens
         if not drafted:
             return None
-        if accepted > drafted:
+        if accepted > drafted or (tokens is not None and tokens < accepted):
             return CONTRADICTS
-        tokens, rates, counted = self.num_tokens, list[float](), None
-        if mean is None:
-            if tokens is None or tokens - 1 <= accepted:
+        rates, rounds, is_even = list[float](), (0.0, 0.0), False
+        if self.mean is None:
+            if tokens is None:
                 return "says no mean length, and no `eval time` of its task"
             # Each round emits one token more than it accepts, a request's first token stands
             # before its rounds, and a last round may end with an accepted stop token.
-            least, most = float(tokens - 1 - accepted), float(tokens - accepted)
+            rounds = max(tokens - 1 - accepted, 1), max(tokens - accepted, 1)
         elif self.positions is None:
-            least, most = _rounds(accepted, drafted, float(mean[1]))
+            rounds = _rounds(accepted, drafted, self.mean)
         else:
             if (shares := _RATES.search(self.positions)) is None:
                 return CUT
             rates = [float(rate) for rate in re.split(r",\s*", shares[1])]
-            counted = rounds_of(float(mean[1]), accepted, drafted, rates)
-            if counted is None:
+            if (counted := rounds_of(self.mean, accepted, drafted, rates)) is None:
                 return CONTRADICTS
-            least = most = counted[0]
-        num_rounds, is_even = counted or (0, False)
+            rounds, is_even = (counted[0],) * 2, counted[1]
         context = None
         if tokens is not None and self.text_tokens is not None:
             context = self.text_tokens - tokens / 2  # halfway through its rounds
         return Interval(
-            self.line.spot,
-            self.line.process,
-            self.line.time,
-            (1 + accepted / most, 1 + accepted / least),
-            (least + most) / 2,
-            num_rounds,
+            self.spot,
+            self.process,
+            self.time,
+            rounds,
             drafted,
             accepted,
-            at_least=tuple(round(rate * num_rounds) for rate in rates),
+            at_least=tuple(round(rate * rounds[0]) for rate in rates),
             is_even=is_even,
             num_draft_tokens=len(rates) or None,
             context_tokens=context,
@@ -105,7 +112,15 @@ class LlamacppLog:
         found = _TASK.search(line.before)
         task = f"{line.process} {found[1] if found else ''}"
         if line.mark.startswith("draft acceptance"):
-            request = _Request(line, self._tokens.pop(task, None))
+            sums, mean = _SUMS.search(line.text), _MEAN.search(line.text)
+            request = _Request(
+                line.spot,
+                line.process,
+                line.time,
+                (int(sums[1]), int(sums[2])) if sums else None,
+                self._tokens.pop(task, None),
+                float(mean[1]) if mean else None,
+            )
             if "per position" in line.text:
                 request.positions = line.text.partition("per position")[2]
             self._last[task] = request
@@ -125,8 +140,35 @@ class LlamacppLog:
     def close(self) -> ServerLog:
         for request in self._requests:
             if (interval := request.interval()) is not None:
-                self.log.add(request.line.spot, interval, request.line.text)
+                self.log.add(request.spot, interval, str(request.sums))
         return self.log
+
+
+def answers(name: str, records: Sequence[Any]) -> ServerLog:
+    """Completions of llama.cpp with `timings`, each a request.
+
+    Raises:
+        InputError: none drafted.
+    """
+    log, keys = ServerLog("llamacpp", name, "answers"), ("draft_n_accepted", "draft_n")
+    for number, record in enumerate(records, start=1):
+        timings, spot = record["timings"], Spot(name, number)
+        timings = timings if isinstance(timings, dict) else {}
+        counts = [timings.get(key, 0) for key in (*keys, "predicted_n", "prompt_n", "cache_n")]
+        if "predicted_n" not in timings or not all(isinstance(n, int) and n >= 0 for n in counts):
+            log.leave_out(spot, "has timings without whole counts")
+            continue
+        accepted, drafted, tokens, *prompt = counts
+        text = sum(prompt) + tokens if "cache_n" in timings else None
+        request = _Request(spot, "", "", (accepted, drafted), tokens, text_tokens=text)
+        if (interval := request.interval()) is not None:
+            log.add(spot, interval)
+    if not log.intervals and not log.left_out:
+        raise InputError(
+            f"{name}: its {len(records)} answers have no draft tokens",
+            hint="keep the answers of a server that drafts (--spec-type)",
+        )
+    return log
 
 
 def _rounds(accepted: int, drafted: int, mean: float) -> tuple[float, float]:

@@ -69,15 +69,14 @@ def _figures(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any]:
         return _by_position(intervals)
     if log.engine == "sglang":
         return {"mean_of_interval_means": _mean(intervals)[0], **_of_means(intervals)}
-    least, most = (
-        sum(one.num_accepted / (one.mean[end] - 1) if one.num_accepted else 1 for one in intervals)
-        for end in (1, 0)
-    )
+    least, most = np.sum([one.rounds for one in intervals if one.rounds], 0).tolist()
     accepted = sum(one.num_accepted for one in intervals)
     return {
         "num_draft_tokens": sum(one.num_drafted for one in intervals),
         "num_accepted_tokens": accepted,
-        **mean_figures((1 + accepted / most, 1 + accepted / least), None, NO_POSITIONS, []),
+        **mean_figures(
+            (1 + accepted / most, 1 + accepted / least), None, NO_POSITIONS[log.form], []
+        ),
     }
 
 
@@ -120,7 +119,7 @@ def _processes(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
 
 
 def _by_position(intervals: Sequence[Interval]) -> dict[str, Any]:
-    table = np.array([[one.num_rounds, *one.at_least] for one in intervals])
+    table = np.array([[one.rounds[0] if one.rounds else 0, *one.at_least] for one in intervals])
     rounds, *at_least = table.sum(0).tolist()
     is_ragged = not all(one.is_even for one in intervals)
     figures = chain_figures(

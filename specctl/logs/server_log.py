@@ -28,19 +28,31 @@ class Interval:
     spot: Spot
     process: str
     time: str
-    mean: tuple[float, float]  # least and most mean acceptance length that the digits allow
-    weight: float  # in means of means: rounds, else running requests
-    num_rounds: int = 0  # 0: not known
+    rounds: tuple[float, float] | None = None  # least and most; None: not known
     num_drafted: int = 0
     num_accepted: int = 0
     at_least: tuple[int, ...] = ()  # rounds that accepted at least 1, 2, ... tokens; empty: unknown
     is_even: bool = False  # each round drafted all positions
-    num_running: int | None = None  # requests, when the line was printed
+    stated_mean: tuple[float, float] = (1.0, 1.0)  # of unknown rounds, as the digits allow
     rate: float | None = None  # SGLang's accept rate
     drafts: str = "chain"  # or "tree", "varying", "" if nothing tells
     num_draft_tokens: int | None = None  # of a chain; None if nothing tells
+    num_running: int | None = None  # requests, when the line was printed
     tokens_per_s: float | None = None
     context_tokens: float | None = None  # text of a request, as a mean
+
+    @property
+    def mean(self) -> tuple[float, float]:
+        """Least and most mean acceptance length."""
+        if self.rounds is None:
+            return self.stated_mean
+        least, most = self.rounds
+        return 1 + self.num_accepted / most, 1 + self.num_accepted / least
+
+    @property
+    def weight(self) -> float:
+        """Rounds, else running requests, for means over lines."""
+        return max(self.num_running or 0, 1) if self.rounds is None else sum(self.rounds) / 2
 
 
 @dataclass
@@ -52,6 +64,7 @@ class ServerLog:
 
     engine: str
     name: str
+    form: str = "log"  # or "answers" of llama.cpp
     intervals: list[Interval] = field(default_factory=list)
     settings: dict[str, list[str]] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)

@@ -93,13 +93,12 @@ class SglangLog:
             line.spot,
             line.process,
             line.time,
-            (max(mean - MEAN_ERROR, 1.0), mean + MEAN_ERROR),
-            max(together, 1),
-            num_running=together,
+            stated_mean=(max(mean - MEAN_ERROR, 1.0), mean + MEAN_ERROR),
             rate=float(rate[1]) if rate else None,
-            tokens_per_s=float(speed[1]) if speed else None,
             drafts=drafts,
             num_draft_tokens=depth,
+            num_running=together,
+            tokens_per_s=float(speed[1]) if speed else None,
             context_tokens=int(held[1]) / together if held and together else None,
         )
         if depth and rate and not any(depth in _fitting(interval, name) for name in _DEPTHS):

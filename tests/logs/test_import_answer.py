@@ -24,8 +24,7 @@ from specctl.errors import InputError
 from specctl.logs import sources
 from specctl.logs.acceptance_figures import chain_figures, mean_ranges, sweep_of
 from specctl.logs.advice import Advice, best_lengths, explain
-from specctl.logs.importing import import_files, read
-from specctl.logs.own_clock import own_advices
+from specctl.logs.importing import import_files
 from specctl.logs.sources import Source
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.metrics import LoadClock
@@ -322,10 +321,10 @@ def test_the_own_clock_s_error() -> None:
     for k in (0, 2, 4):
         blocks = re.split(r"\n(?=.*Avg prompt)", timed_vllm(k, sorted(LOADS * 2)))
         blocks[::2] = [re.sub(r"generation throughput: ([\d.]+)", slow, one) for one in blocks[::2]]
-        logs.append(read(Source(str(k), "\n".join(blocks).encode())))
-    [advice, _] = own_advices(logs, (8,)).values()
-    assert advice.time_error == pytest.approx(0.1 * (pi / 2) ** 0.5, rel=0.15)
-    assert "half of the lines are off by more than 9.1%" in advice.source
+        logs.append(Source(str(k), "\n".join(blocks).encode()))
+    found = import_files(logs, None, (8,))["models"]["4"]
+    assert found["time_error"] == pytest.approx(0.1 * (pi / 2) ** 0.5, rel=0.15)
+    assert "half of the lines are off by more than 9.1%" in found["clock"]
 
 
 def test_logs_that_are_no_clock() -> None:

@@ -314,29 +314,3 @@ def test_a_window_of_sglang() -> None:
 )
 def test_sglang_counters_that_are_refused(changes: dict[str, Any], says: str) -> None:
     assert says in refused(scrape_sglang(**changes))
-
-
-# --------------------------------------------------------------------------- llama.cpp's answers
-
-
-def test_answers_of_llama_cpp() -> None:
-    """The last round of each may emit its draft alone, so the mean is a range."""
-    timings = {"prompt_n": 9, "predicted_n": 48, "draft_n": 38, "draft_n_accepted": 34}
-    plain = {"prompt_n": 9, "predicted_n": 11}
-    found = imported(
-        "\n".join(json.dumps({"content": "", "timings": one}) for one in (timings, plain))
-    )
-    assert found["format"] == "llamacpp-answers"
-    assert found["mean_acceptance_length_range"] == [57 / 25, 57 / 23]
-
-
-@pytest.mark.parametrize(
-    ("record", "says"),
-    [
-        ({"timings": {"draft_n": 2}, "a": 1}, "no draft tokens"),
-        ({"timings": []}, "timings of an answer without a count predicted_n"),
-        ({"timings": {"predicted_n": -1}}, "without a count predicted_n"),
-    ],
-)
-def test_answers_that_are_refused(record: dict[str, Any], says: str) -> None:
-    assert says in refused(json.dumps(record))

@@ -3,6 +3,7 @@ tests/engines has the engines' own code write them."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -569,6 +570,43 @@ def test_acceptances_that_are_made_up(lines: list[str], says: str) -> None:
 
 def test_a_llama_cpp_log_without_drafts() -> None:
     assert "0 has no line of llama.cpp about drafts" in refused(EVAL)
+
+
+def answers(*timings: Any) -> str:
+    return "\n".join(json.dumps({"content": "", "timings": one}) for one in timings)
+
+
+def test_answers_of_llama_cpp() -> None:
+    """The last round may emit its draft alone, so the mean is a range: 13 or 14 rounds, and none
+    of the five that were drafted in 8 or 9; a request without drafts tells nothing."""
+    found = imported(
+        answers(
+            {"prompt_n": 9, "predicted_n": 48, "draft_n": 38, "draft_n_accepted": 34},
+            {"prompt_n": 9, "predicted_n": 9, "draft_n": 5, "draft_n_accepted": 0},
+            {"prompt_n": 9, "predicted_n": 11},
+            {"predicted_n": -1},
+            [],
+        )
+    )
+    assert found["format"] == "llamacpp-answers"
+    assert found["num_requests"] == 2
+    assert found["mean_acceptance_length_range"] == [1 + 34 / 23, 1 + 34 / 21]
+    assert "answers do not state the draft length" in found["why_no_sweep"]
+    [one] = found["left_out"]
+    assert (one["reason"], one["lines"]) == ("has timings without whole counts", 2)
+
+
+@pytest.mark.parametrize(
+    ("timings", "says"),
+    [
+        ({"predicted_n": 4, "draft_n": 0}, "its 1 answers have no draft tokens"),
+        ({"draft_n": 2}, "has timings without whole counts"),
+        ([], "has timings without whole counts"),
+        ({"predicted_n": 4, "draft_n": 9, "draft_n_accepted": 6}, ODD),
+    ],
+)
+def test_answers_that_are_refused(timings: Any, says: str) -> None:
+    assert says in refused(answers(timings))
 
 
 # --------------------------------------------------------------------------- damage
