@@ -40,7 +40,7 @@ def collect(
 
     Of decoded rounds, or of full trees at every position (--dense), which score and fit any policy.
     """
-    from specctl.collect.prompts import load_prompts
+    from specctl.collect.prompts import load_prompts, with_room
     from specctl.collect.responses import load_responses
     from specctl.collect.trace_writer import check_place
     from specctl.logs.trace_files import open_place, sample_place
@@ -84,7 +84,7 @@ def collect(
         return Answer(found.to_json(), [found.render()])
     with progress("loading models", None):
         decoder = work.decoder(models.load_pair())
-    loaded = models.with_room(decoder.pair, loaded)
+    loaded = with_room(loaded, decoder.pair, models)
     sampled = loaded[:: settings.dense_every] if settings.dense_every else []
     num_prompts = sum(part.holds(prompt.prompt_id) for prompt in [*loaded, *sampled])
     shared: Any = {"resume": settings.resume, "shard": part}

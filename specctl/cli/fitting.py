@@ -176,6 +176,7 @@ def _certify(
         face: the acceptance's, of `specctl.train.certify`.
         defaults: fields of the configuration, unless options set them.
     """
+    from specctl.collect.prompts import with_room
     from specctl.runtime.load import pair_domain
     from specctl.runtime.words import check_words, resolve_policy
     from specctl.train.certify import fit_relaxed
@@ -191,7 +192,7 @@ def _certify(
     check_enough(sum(one.answer is not None for one in loaded), settings.contract)
     with progress("loading models", None):
         pair = paired.load_pair()
-    loaded = paired.with_room(pair, loaded)
+    loaded = with_room(loaded, pair, paired)
     base = resolve_policy(shape, pair.fingerprint, allow_lossy=True).policy  # its shape alone
     place = out.with_name(f"{out.name}.runs")
     fit, digest = fit_relaxed(face, pair, base, loaded, settings, paired, place)

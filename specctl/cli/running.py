@@ -75,7 +75,7 @@ def run(
     decoding: Given,
 ) -> Answer:
     """Decode prompts under a policy, or compare several."""
-    from specctl.collect.prompts import load_prompts
+    from specctl.collect.prompts import load_prompts, with_room
     from specctl.collect.trace_writer import check_place
     from specctl.durable import prepare_folder
     from specctl.logs.trace_files import open_place, sample_place
@@ -106,7 +106,7 @@ def run(
 
     with progress("loading models", None):
         pair = config.load_pair()
-    loaded, settings, size = config.with_room(pair, loaded), config.settings, config.batch_size
+    loaded, settings, size = with_room(loaded, pair, config), config.settings, config.batch_size
     check_policies(named, expectation(pair, size, allow_mismatch=allow_mismatch))
     log: AbstractContextManager[TraceRecorder | None] = nullcontext()
     if trace is not None:

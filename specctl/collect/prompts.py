@@ -35,7 +35,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specctl.answers import MARKER, final_answer
 from specctl.collect.prompt_files import (
@@ -46,10 +46,14 @@ from specctl.collect.prompt_files import (
     is_blank,
     kind,
     read_entries,
+    usable,
 )
 from specctl.embedded import PROMPTS
-from specctl.errors import PromptError, PromptLineError
-from specctl.runtime.config import PromptFormat
+from specctl.errors import PromptError, PromptLineError, PromptTooLongError
+from specctl.runtime.config import DecodingConfig, PromptFormat
+
+if TYPE_CHECKING:
+    from specctl.runtime.load import Pair
 
 log = logging.getLogger(__name__)
 EMBEDDED = "embedded"
@@ -200,6 +204,33 @@ def load_prompt_files(
                 )
             found[prompt.prompt_id] = prompt
     return list(found.values())
+
+
+def with_room(prompts: Sequence[Prompt], pair: Pair, config: DecodingConfig) -> list[Prompt]:
+    """The prompts that the model can be given; a warning counts the others.
+
+    Raises:
+        PromptError: all are longer than the context, or refused by the chat template;
+            `PromptLineError` for the only one, or with `strict`.
+    """
+    from specctl.runtime.conversations import Conversation, next_request
+
+    target, size = pair.target, pair.target.model.context_tokens
+
+    def use(prompt: Prompt) -> Prompt:
+        try:
+            request = next_request(target.tokenizer, Conversation(prompt), config.settings)
+            request.check_room(size)
+        except PromptError as error:
+            reason = error.message
+            if isinstance(error, PromptTooLongError):
+                reason = f"longer than the model's context ({size} tokens)"
+            parts = (target.name, prompt.prompt_id, reason)
+            raise PromptLineError(*parts, hint=error.hint) from error
+        return prompt
+
+    source = Path(target.name)
+    return usable(prompts, use, source, strict=config.strict, unit="prompts") if prompts else []
 
 
 # --------------------------------------------------------------------------- one entry

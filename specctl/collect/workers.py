@@ -37,7 +37,7 @@ from specctl.collect.dense.collection import (
     plain_decoder,
 )
 from specctl.collect.live import LiveSummary, SetOptions, Summary, collect_live
-from specctl.collect.prompts import Prompt
+from specctl.collect.prompts import Prompt, with_room
 from specctl.collect.responses import Responses
 from specctl.collect.trace_writer import TraceWriter, finishing, make_header, token_header
 from specctl.errors import ClusterError, UsageError, one_line
@@ -327,11 +327,11 @@ class Worker:
         """Starts or joins the set; returns counts of nothing yet, and ids of the prompts left.
 
         Raises:
-            As `DecodingConfig.with_room`, `answerable` and the collections.
+            As `with_room`, `answerable` and the collections.
         """
         work, pair = self._work, self._decoder.pair
         summary = work.collect(self._decoder, [], responses, resume=True, own_prompts=True)
-        fitting = work.models.with_room(pair, prompts)
+        fitting = with_room(prompts, pair, work.models)
         listing = read_listing(work.out, verify=False)
         with TraceWriter(listing.place, listing, listing.header.policy) as writer:
             left = writer.plan(fitting)

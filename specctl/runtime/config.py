@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from specctl.errors import PromptError, PromptTooLongError
 from specctl.records import PositiveInt, Record, option
 
 if TYPE_CHECKING:
     from specctl.runtime.conversations import DecodeSettings
     from specctl.runtime.load import Pair
 
-log = logging.getLogger(__name__)
 Decisions = Literal["auto", "fused", "torch", "onnx"]
 """Backend of a policy's learned part; the rule stays the same.
 
@@ -107,32 +102,3 @@ class DecodingConfig(ModelsConfig):
     def prompt_options(self) -> dict[str, Any]:
         """The options of `collect.prompts.load_prompts`."""
         return self.model_dump(include={"format", "limit", "limit_seed", "strict"})
-
-    def with_room(self, pair: Pair, prompts: Sequence[Any]) -> Any:
-        """The prompts that the model can be given; a warning counts the others.
-
-        Raises:
-            PromptError: its template refuses all, or one with `strict`; `PromptTooLongError`: they
-                do not fit into its context.
-        """
-        from specctl.runtime.conversations import Conversation, next_request
-
-        kept, reasons, error = [], Counter[str](), None
-        for prompt in prompts:
-            try:
-                request = next_request(pair.target.tokenizer, Conversation(prompt), self.settings)
-                request.check_room(pair.target.model.context_tokens)
-                kept.append(prompt)
-            except PromptError as found:
-                if self.strict:
-                    raise
-                error = found
-                size = pair.target.model.context_tokens
-                is_long = isinstance(found, PromptTooLongError)
-                long = f"longer than the model's context ({size} tokens)"
-                reasons[long if is_long else found.message] += 1
-        if error is not None and not kept:
-            raise error
-        for reason, number in reasons.items():
-            log.warning("%s of %s prompts skipped: %s", number, len(prompts), reason)
-        return kept

@@ -47,7 +47,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "export tune.json --to vllm", "'tune.json' is no file or folder"),
     (USAGE, "replay DENSE -p eagle2:dept=4", "which has depth, top_k, num_tokens; did you"),
     (USAGE, "run p.txt --policy ./nofolder", "no artifact's folder and no REGISTRY/NAME@ALIAS"),
-    (USAGE, "run p.txt --format txt", "is none of auto, text; did you mean text?"),
+    (USAGE, "run p.txt --format txt", "--format must be auto or text, not txt; did you mean text?"),
     (USAGE, "export chain --to vLLM", "did you mean vllm?"),
     (USAGE, "run p.txt --dtype bf16", "--dtype bf16 is none of auto"),
     (USAGE, "run p.txt --device gpu", "--device gpu is none of auto, cpu, cuda"),

@@ -8,10 +8,12 @@ import gzip
 import json
 import lzma
 import os
+import re
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -22,10 +24,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from specctl.collect.prompts import PLACEHOLDER, Prompt, load_prompts
+from specctl.collect.prompts import PLACEHOLDER, Prompt, load_prompts, with_room
 from specctl.collect.responses import load_responses
 from specctl.errors import PromptError, PromptLineError
-from specctl.runtime.config import PromptFormat
+from specctl.runtime.config import DecodingConfig, PromptFormat
 from specctl.runtime.conversations import conversation_ids
 from specctl.stats import split_prompts
 
@@ -660,8 +662,33 @@ def test_chat_template_is_used_where_there_is_one_and_else_special_tokens() -> N
     assert conversation_ids(make_tokenizer(None), given, []) == [0, 4, 5, 3]
 
 
-def test_a_template_that_refuses_a_system_text_says_so() -> None:
-    template = "{{ raise_exception('System role not supported') }}"
-    prompt = Prompt("p", "", ("hi",), before=SYSTEM)
-    with pytest.raises(PromptError, match=r"chat template refuses .*: System role not supported"):
-        conversation_ids(make_tokenizer(template), prompt, [])
+NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no role') }}{% endif %}hi"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        (
+            Prompt("p", "", ("hi more hi",), chat=False),
+            "longer than the model's context (4 tokens)",
+        ),
+        (
+            Prompt("p", "", ("hi",), before=SYSTEM),
+            "the chat template refuses the messages: no role",
+        ),
+    ],
+)
+def test_prompts_that_the_model_cannot_be_given_are_counted_or_refused(
+    prompt: Prompt, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = SimpleNamespace(context_tokens=4)
+    target = SimpleNamespace(name="T", tokenizer=make_tokenizer(NO_SYSTEM), model=model)
+    pair: Any = SimpleNamespace(target=target)
+    good, config = Prompt("a", "", ("hi",)), DecodingConfig()
+    assert with_room([good, prompt], pair, config) == [good]
+    assert caplog.messages == [f"T: 1 of 2 prompts skipped: {said} (p)"]
+    strict = config.model_copy(update={"strict": True})
+    for prompts, options in (([prompt], config), ([good, prompt], strict)):
+        with pytest.raises(PromptLineError, match=f"T, p: {re.escape(said)}"):
+            with_room(prompts, pair, options)
+    assert with_room([], pair, config) == []
