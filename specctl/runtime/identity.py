@@ -220,6 +220,8 @@ def read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text("utf-8"))
         found = type(config).__name__
     except FileNotFoundError as error:
+        if path.is_symlink():  # of the hub's cache
+            raise ModelError(f"{path} is gone", hint="download the model again") from error
         folder, files = path.parent, sorted(path.parent.glob("*.gguf"))
         fix = f"give its file {files[0]}" if files else "give a folder with config.json and weights"
         problem = f"model folder {folder} has no config.json, but {_names_in(folder)}"
@@ -316,6 +318,8 @@ def _why_unloadable(factory: str, folder: Path, error: Exception) -> tuple[str, 
     if kind is not None and kind not in transformers.CONFIG_MAPPING:
         fault = f"is of model_type {kind!r}, unknown to transformers {transformers.__version__}"
         return fault, "update transformers; a checkpoint's own code is never run"
+    if len(weight_files(folder)) > 1 and not any(name.endswith(".index.json") for name in names):
+        return "has weights in several files and no index of them", "download *.index.json too"
     if isinstance(error, ImportError) and error.name:
         return f"needs {error.name}", f"install {error.name}"
     show = f"from transformers import {factory} as A; A.from_pretrained({str(folder)!r})"

@@ -300,13 +300,17 @@ def _causal_lm(folder: Path, devices: Devices, dtype: torch.dtype) -> PreTrained
             f"do not fit the free memory of {', '.join(map(str, devices))}",
             hint="end other work on the GPUs, or name more of them",
         )
-    missing = sorted(loading["missing_keys"])
+    missing, other = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
     if missing:  # transformers fills them with random numbers and only warns
-        other = sorted(loading["unexpected_keys"])
         raise CheckpointKeyError(
             f"checkpoint {folder} lacks tensor {missing[0]} ({len(missing)} missing in all)"
             f"{f', and has {other[0]} instead' if other else ''}",
             hint="download or save the checkpoint again",
+        )
+    if unread := [name for name in other if not name.endswith("rotary_emb.inv_freq")]:
+        log.warning(
+            "model %s has %d tensors that its config.json leaves unused, such as %s",
+            *(folder, len(unread), unread[0]),
         )
     loaded: PreTrainedModel = model.eval() if placed else model.to(devices[0]).eval()
     return loaded

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specctl.errors import ModelConfigError
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Eagle3Drafter
 from specctl.runtime.eagle3 import LoadedHead
@@ -36,7 +37,11 @@ two million people. It has been the centre of the country for many hundred years
 
 def better_reading(loaded: LoadedHead, target: CachedModel, tokenizer: Any, name: str) -> Reading:
     """The reading that predicts its target better; a warning names both, another one a head that
-    predicts nothing. `notes` gets the outcome."""
+    predicts nothing. `notes` gets the outcome.
+
+    Raises:
+        ModelConfigError: a head that predicts NaN.
+    """
     head, readings = loaded.head, loaded.readings
     layers = sorted({layer for one in readings for layer in one.config.aux_layers})
     token_ids, logits, states = _read(target, tokenizer, layers)
@@ -51,6 +56,9 @@ def better_reading(loaded: LoadedHead, target: CachedModel, tokenizer: Any, name
         features = torch.cat([states[layer][:-1] for layer in drafter.aux_layers], -1)
         outputs = drafter.read_prompt(drafter.cache, 0, 0, token_ids[:, 1:], features)
         logp = head.logits(outputs).float().log_softmax(-1)
+        if bool(logp.isnan().any()):
+            problem = f"EAGLE-3 head {name} predicts no numbers (NaN) in a trial on its target"
+            raise ModelConfigError(problem, hint="use another checkpoint of it")
         hits.append(int((head.to_target_ids(logp.argmax(-1)) == wanted).sum()))
         logps.append(logp[own >= 0].gather(1, own[own >= 0, None])[:, 0])
     one_token = int(wanted.bincount().max())  # hits of the best token at all positions

@@ -86,6 +86,11 @@ def test_a_folder_without_a_model_or_its_tokenizer_is_refused_on_one_line(tmp_pa
     with pytest.raises(ModelError, match=r"is a pointer of Git LFS, not the weights; .*lfs pull"):
         weights_digest(tmp_path)
     (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").symlink_to(tmp_path / "no blob")
+    with pytest.raises(ModelError, match=r"config\.json is gone; download the model again"):
+        weights_digest(tmp_path)
+    (tmp_path / "config.json").unlink()
     for name in ("config.json", "model.safetensors"):
         shutil.copy(embedded_path("target") / name, tmp_path)
     with pytest.raises(ModelError, match=r"no tokenizer, such as .*, among") as refused:
@@ -152,6 +157,29 @@ def test_every_failure_of_transformers_is_named_on_one_line(
     assert says in str(refused.value)
     assert refused.value.__cause__ is error
     assert logging.get_verbosity() == before
+
+
+def test_weights_in_several_files_need_their_index(tmp_path: Path) -> None:
+    folder = tmp_path / "target"
+    shutil.copytree(embedded_path("target"), folder)
+    (folder / "model.safetensors").rename(folder / "model-1-of-2.safetensors")
+    (folder / "model-2-of-2.safetensors").touch()
+    with pytest.raises(ModelError, match=r"several files and no index .*download \*\.index\.json"):
+        load_pair(str(folder), None, device="cpu")
+
+
+def test_weights_that_a_config_leaves_unused_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a config.json that states fewer layers than there are."""
+    folder = tmp_path / "target"
+    shutil.copytree(embedded_path("target"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 7}))
+    load_pair(str(folder), None, device="cpu")
+    assert (
+        "has 9 tensors that its config.json leaves unused, such as model.layers.7." in caplog.text
+    )
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "gptq", "unheard-of"])

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specctl.embedded import embedded_path
+from specctl.errors import ModelConfigError
 from specctl.runtime.drafter import Eagle3Drafter
 from specctl.runtime.load import Target, load_drafter, load_target
 from tests.cli.command import passes
@@ -108,6 +109,12 @@ def test_a_head_that_predicts_nothing_is_told(
     assert (
         "of another target or another fine-tune of the same sizes, or is not trained" in caplog.text
     )
+
+
+def test_a_head_of_weights_that_are_no_numbers_is_refused(tmp_path: Path, target: Target) -> None:
+    folder = derived(tmp_path / "head", CONFIG, lambda tensor: tensor * torch.nan)
+    with pytest.raises(ModelConfigError, match=r"predicts no numbers \(NaN\)"):
+        load_drafter(folder, target, CPU, torch.float32)
 
 
 def test_the_target_is_left_as_it_was(tmp_path: Path, target: Target) -> None:
