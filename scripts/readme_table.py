@@ -1,24 +1,24 @@
 """Rewrites the table of README.md from a finished `make demo`, with all that a figure must name.
 
-make demo && .venv/bin/python scripts/readme_table.py
+make demo && .venv/bin/python -m scripts.readme_table
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.pages import interval, table, with_part
 from specctl.cli.running import equality_line
-from specctl.stats import Interval
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- begin demo table: scripts/readme_table.py -->", "<!-- end demo table -->"
+PART = ("demo table", "scripts/readme_table.py")
+"""Name of the part of the page, and its script."""
 HEAD = (
     "policy",
     "tokens/s",
@@ -36,18 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--readme", type=Path, default=ROOT / "README.md", help="page to rewrite")
     parsed = options.parse_args(arguments)
     page = parsed.readme.read_text("utf-8")
-    parsed.readme.write_text(rewrite(page, demo_block(parsed.demo)), "utf-8")
+    parsed.readme.write_text(with_part(page, *PART, demo_block(parsed.demo)), "utf-8")
     print(f"rewrote {parsed.readme}")
     return 0
-
-
-def rewrite(page: str, block: str) -> str:
-    """The page with another block between its markers, which must stand there once."""
-    head, opening, rest = page.partition(f"{BEGIN}\n")
-    _, closing, tail = rest.partition(END)
-    if not opening or not closing:
-        raise SystemExit(f"error: the page has no {BEGIN} ... {END}")
-    return f"{head}{opening}{block}{closing}{tail}"
 
 
 def demo_block(demo: Path) -> str:
@@ -55,12 +46,7 @@ def demo_block(demo: Path) -> str:
     rows = json.loads((demo / "results.json").read_text("utf-8"))
     run = json.loads((demo / "run.json").read_text("utf-8"))
     facts = textwrap.fill(_facts(rows, run), 98)
-    return f"{_table(rows)}\n\n{facts}\n"
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [line(HEAD), "|---|" + "---:|" * 5 + "---|", *(line(_cells(row)) for row in rows)]
-    return "\n".join(lines)
+    return f"{table(HEAD, map(_cells, rows))}\n\n{facts}\n"
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -73,15 +59,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['verified_tokens']}",
         "yes" if row["equal_to_ar"] else "**no**",
     )
-
-
-def interval(value: dict[str, float | None]) -> Interval:
-    """From JSON, where an end that is not known is null."""
-    return Interval(**{name: math.nan if end is None else end for name, end in value.items()})
-
-
-def line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def _facts(rows: Sequence[dict[str, Any]], run: dict[str, Any]) -> str:

@@ -1,7 +1,5 @@
 """Writes a dense trace of random trees, as large as wanted: to measure readers, never to fit.
 
-    python scripts/synthetic_trace.py /tmp/big --num-nodes 100000000
-
 The drafter's distributions are random softmaxes of varying sharpness, the target picks a child with
 the probability that the drafter gives it, and trees grow by the rule of dense collection. Texts
 do not exist: positions of one request are independent of each other.
@@ -9,7 +7,6 @@ do not exist: positions of one request are independent of each other.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,21 +45,6 @@ class RandomSource:
         entropy = -(logp.exp() * logp).sum(-1)
         ids = torch.arange(top_k).expand(*shape[:2], -1)
         return Children(ids, logp[..., :top_k].contiguous(), entropy, 0.8 * entropy)
-
-
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("out", type=Path)
-    options.add_argument("--num-nodes", type=float, default=1e6, help="node rows at least")
-    options.add_argument("--top-k", type=int, default=10)
-    options.add_argument("--depth", type=int, default=11, help="levels")
-    options.add_argument("--nested", action=argparse.BooleanOptionalAction, default=False)
-    options.add_argument("--prompts-per-commit", type=int, default=8)
-    options.add_argument("--seed", type=int, default=0)
-    given = options.parse_args()
-    shape = FullTree(depth=given.depth, top_k=given.top_k, nested=given.nested)
-    num_nodes = write(given.out, shape, int(given.num_nodes), given.prompts_per_commit, given.seed)
-    print(f"{num_nodes} node rows in {given.out}")
 
 
 def write(out: Path, shape: FullTree, num_nodes: int, prompts_per_commit: int, seed: int) -> int:
@@ -115,18 +97,17 @@ def tables_of(number: int, policy: Policy, generator: torch.Generator) -> dict[s
 
 def random_path(pool: DraftPool, generator: torch.Generator) -> Tensor:
     """`[B, P]` bool: below every node the target picks a child by the drafter's probabilities."""
-    tree = pool
-    coin = torch.rand(tree.parent.shape, generator=generator).gather(1, tree.parent.clamp(min=0))
-    prob = tree.draft_logp.exp()
+    coin = torch.rand(pool.parent.shape, generator=generator).gather(1, pool.parent.clamp(min=0))
+    prob = pool.draft_logp.exp()
     # Siblings stand in a row: where a node's share of the unit interval starts.
     running = prob.cumsum(1) - prob
-    first = torch.arange(tree.num_slots) - pool.sibling_rank
+    first = torch.arange(pool.num_slots) - pool.sibling_rank
     start = running - running.gather(1, first.clamp(min=0))
-    match = tree.valid & (coin >= start) & (coin < start + prob)
+    match = pool.valid & (coin >= start) & (coin < start + prob)
     match[:, 0] = True
     path = match.clone()
-    for _ in range(int(tree.depth.max())):
-        path = match & path.gather(1, tree.parent.clamp(min=0))
+    for _ in range(int(pool.depth.max())):
+        path = match & path.gather(1, pool.parent.clamp(min=0))
     return path
 
 
@@ -151,24 +132,24 @@ def node_values(pool: DraftPool, on_path: Tensor, remaining: Tensor) -> Iterator
     """Columns of `nodes`; acceptance is null where the text followed the path and ended."""
     import pyarrow as pa
 
-    tree, valid = pool, pool.valid
-    ended = on_path & (tree.depth == remaining[:, None])
+    valid = pool.valid
+    ended = on_path & (pool.depth == remaining[:, None])
     beyond = torch.zeros_like(ended)
-    for _ in range(int(tree.depth.max())):
-        beyond = tree.valid & (ended | beyond).gather(1, tree.parent.clamp(min=0))
+    for _ in range(int(pool.depth.max())):
+        beyond = pool.valid & (ended | beyond).gather(1, pool.parent.clamp(min=0))
         beyond[:, 0] = False
     on_path = on_path & ~beyond
     index = valid.cumsum(1) - 1
-    parent = index.gather(1, tree.parent.clamp(min=0)).masked_fill(tree.parent < 0, -1)
+    parent = index.gather(1, pool.parent.clamp(min=0)).masked_fill(pool.parent < 0, -1)
     rows = torch.arange(len(valid))[:, None].expand_as(index)
     values = {
         "round_idx": rows,
         "node_idx": index,
         "parent_idx": parent,
-        "depth": tree.depth,
-        "token_id": tree.token_ids,
+        "depth": pool.depth,
+        "token_id": pool.token_ids,
         "sibling_rank": pool.sibling_rank,
-        "draft_logp": tree.draft_logp,
+        "draft_logp": pool.draft_logp,
         "joint_logp": pool.joint_logp,
         "parent_entropy": pool.entropy,
         "parent_topk_entropy": pool.topk_entropy,
@@ -217,7 +198,3 @@ def renamed(rows: Any, prefix: str) -> Any:
         fresh = pa.DictionaryArray.from_arrays(column.indices, names)
         rows = rows.set_column(rows.schema.get_field_index(name), name, fresh)
     return rows
-
-
-if __name__ == "__main__":
-    main()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from scripts import readme_table
+from scripts.pages import with_part
 from specctl import errors
 from specctl.logs.trace_files import NodesFile, SegmentRecord, TraceHeader
 from specctl.trace import TABLES, TRACE_VERSION
@@ -149,8 +150,8 @@ def test_readme_table_is_written_from_a_demo(tmp_path: Path) -> None:
     assert specctl("run", "embedded", "--compare", "ar,chain", *options).code == 0
     page = (ROOT / "README.md").read_text("utf-8")
     block = readme_table.demo_block(tmp_path)
-    written = readme_table.rewrite(page, block)
-    assert written.replace(block, "") == readme_table.rewrite(page, "")
+    written = with_part(page, *readme_table.PART, block)
+    assert written.replace(block, "") == with_part(page, *readme_table.PART, "")
     assert "| `chain` |" in block
     for named in ("n = 2 prompts", "fixture", "float32", "greedy", "equal plain decoding's"):
         assert named in " ".join(block.split())

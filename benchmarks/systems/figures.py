@@ -34,7 +34,7 @@ from specctl.replay.cost.model import CostModel
 from specctl.replay.metrics import LoadClock, by_prompt, expansion_support, request_sums
 from specctl.replay.rounds import replay
 from specctl.runtime.words import words_of
-from specctl.stats import Interval, Resamples
+from specctl.stats import Resamples
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
@@ -267,10 +267,3 @@ def _knob(shape: Shape) -> str:
         return f"beta {shape.beta:g}, of levels {shape.min_level_prob:g}"
     size = shape.base.num_tokens if isinstance(shape, EntropyBins) else shape.num_tokens
     return f"{size} tokens"
-
-
-def interval(row: Row) -> Interval:
-    """The interval of `over_fits`."""
-    return Interval(
-        *(row[name] if row[name] is not None else np.nan for name in ("value", "low", "high"))
-    )

@@ -6,19 +6,20 @@ python -m benchmarks.systems.page     the page anew, from benchmarks/results
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.systems.figures import BASE_TOKENS, Row, Side, interval
+from benchmarks.systems.figures import BASE_TOKENS, Row, Side
+from scripts.pages import interval, table, with_part
 from specctl.replay.cost.model import CostModel
 
 ROOT = Path(__file__).parents[2]
 NAME = "systems-cpu.json"
 RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/systems.md"
-BEGIN, END = "<!-- begin systems: benchmarks/systems/page.py -->", "<!-- end systems -->"
+PART = ("systems", "benchmarks/systems/page.py")
+"""Name of the part of the page, and its script."""
 LEAST_SUPPORT = 0.99
 """Of a row without a mark: the share of what its policy asked for that the log holds."""
 
@@ -243,17 +244,9 @@ def _mark(row: Row) -> str:
     return " †" if row.get("support", 1) < LEAST_SUPPORT else ""
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
-    return "\n".join([lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]])
-
-
 def written(text: str, result: Row) -> str:
     """The page with the block between its markers anew."""
-    body = f"{BEGIN}\n\n{block(result)}\n{END}"
-    found, number = re.subn(f"{BEGIN}.*?{END}", lambda _: body, text, flags=re.DOTALL)
-    assert number == 1, f"{PAGE.name} has its markers once"
-    return found
+    return with_part(text, *PART, f"\n{block(result)}\n")
 
 
 def publish(result: Row) -> None:

@@ -1,7 +1,7 @@
 """Puts the results of a GPU call where they belong: benchmarks/results, docs/gpu.md, the clocks.
 
-    python scripts/gpu/publish.py FOLDER    the files that came back from call1.sh or call2.sh
-    python scripts/gpu/publish.py           the table of docs/gpu.md anew
+    python -m scripts.gpu.publish FOLDER    the files that came back from call1.sh or call2.sh
+    python -m scripts.gpu.publish           the table of docs/gpu.md anew
 
 Figures of the page are never typed: they stand between two markers, and a test holds them to this
 script.
@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scripts.pages import table, with_part
+
 ROOT = Path(__file__).parents[2]
 RESULTS, CLOCKS = ROOT / "benchmarks/results", ROOT / "specctl/replay/cost/clocks"
 PAGE, HEADLINE = ROOT / "docs/gpu.md", "cuda_headline-cuda.json"
-BEGIN, END = "<!-- headline: scripts/gpu/publish.py -->", "<!-- end of headline -->"
 PREDICTED = {
     ("ar", 1, "graphs"): ("6.5 to 7.5", "5.0"),
     ("eagle2 8-10-60", 1, "graphs"): ("10 to 12.5", "7.4"),
@@ -35,10 +36,10 @@ WHOLE = ("cuda_", "cost_model-", "kernel-", "decode-", "smoke.json")
 """First letters of the files that are kept."""
 
 
-def table(headline: dict[str, Any] | None) -> str:
+def rows_of(headline: dict[str, Any] | None) -> str:
     """The rows of the headline beside the predictions; without a headline, the predictions."""
     names = ("system", "batch", "mode", "predicted ms", "measured ms", "least to most")
-    lines = [(*names, "floor ms", "× floor", "pays from")]
+    lines = []
     rows = headline["rows"] if headline else [labels(key) for key in PREDICTED]
     for row in rows:
         key = (row["system"], row["batch"], row["mode"])
@@ -49,8 +50,7 @@ def table(headline: dict[str, Any] | None) -> str:
             floor = f"{row['floor_ms']:.2f}"
         ratios = [f"{row[name]:.2f}" if name in row else "" for name in ("of_floor", "pays_from")]
         lines.append((*told, floor, *ratios))
-    text = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([text[0], "|---|" + "---:|" * (len(lines[0]) - 1), *text[1:]])
+    return table((*names, "floor ms", "× floor", "pays from"), lines)
 
 
 def labels(key: tuple[str, int, str]) -> dict[str, Any]:
@@ -72,10 +72,8 @@ def caption(headline: dict[str, Any] | None) -> str:
 
 def written(page: str, headline: dict[str, Any] | None) -> str:
     """The page with its table anew."""
-    block = f"{BEGIN}\n{caption(headline)}\n\n{table(headline)}\n{END}"
-    found, number = re.subn(f"{BEGIN}.*?{END}", lambda _: block, page, flags=re.DOTALL)
-    assert number == 1, f"{PAGE.name} has its markers once"
-    return found
+    part = f"{caption(headline)}\n\n{rows_of(headline)}\n"
+    return with_part(page, "headline", "scripts/gpu/publish.py", part)
 
 
 def headline_of(results: Path) -> dict[str, Any] | None:

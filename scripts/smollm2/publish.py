@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scripts.pages import interval, table, with_part
 from scripts.smollm2.measuring import AGAIN, DEFAULT, NGRAMS, PLAIN, POLICIES, SYNTHETIC, TUNED
-from specctl.stats import Interval, Resamples, first_over_second
+from specctl.stats import Resamples, first_over_second
 
 ROOT = Path(__file__).parents[2]
 NAME, PICTURE = "smollm2-cpu.json", "smollm2.svg"
 RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "README.md"
-BEGIN, END = "<!-- begin smollm2: scripts/smollm2/publish.py -->", "<!-- end smollm2 -->"
 ALL = "all"
 TITLES = {
     PLAIN: "plain decoding",
@@ -142,7 +142,7 @@ def block(result: Row) -> str:
     groups = result["groups"]
     head = ("setting", "tokens/s", "predicted", "off", "× plain")
     more = (*(f"{name}: × plain" for name in groups[1:]), "calls", "predicted", "same text")
-    parts = [_table((*head, *more), [_cells(one, groups) for one in result["settings"]])]
+    parts = [table((*head, *more), [_cells(one, groups) for one in result["settings"]])]
     parts += [textwrap.fill(text, 100) for text in sentences(result)]
     for slots, of in result["slots"].items():
         plain = next(row["tokens_per_s"] for row in of["rows"] if row["setting"] == PLAIN)
@@ -153,7 +153,7 @@ def block(result: Row) -> str:
             more = (f"{speed / plain:.2f}", str(row["num_equal"]))
             cells.append((TITLES[row["setting"]], *figures, *more))
         names = (f"{slots} requests at a time", *head[1:], "same text")
-        parts.append(_table(names, cells))
+        parts.append(table(names, cells))
     cells = [
         (
             f"`{row['policy']}`",
@@ -165,7 +165,7 @@ def block(result: Row) -> str:
         for row in result["own"]
     ]
     names = ("our own loop, float32", "tokens/s", "× plain", "tokens a call", "same text")
-    return "\n\n".join([*parts, _table(names, cells)]) + "\n"
+    return "\n\n".join([*parts, table(names, cells)]) + "\n"
 
 
 def _cells(one: Row, groups: Sequence[str]) -> tuple[str, ...]:
@@ -224,13 +224,8 @@ def sentences(result: Row) -> list[str]:
     return found
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
-    return "\n".join([lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]])
-
-
 def _interval(value: Row | None, without: str, spec: str = ".2f") -> str:
-    return without if value is None else Interval(**value).text(spec)
+    return without if value is None else interval(value).text(spec)
 
 
 def _off(predicted: float | None, measured: float) -> str:
@@ -279,10 +274,8 @@ def picture(result: Row) -> str:
 def written(page: str, result: Row) -> str:
     """The page with the block between its markers anew."""
     title = f"![Settings of llama.cpp, predicted and measured](docs/{PICTURE})"
-    body = f"{BEGIN}\n{title}\n\n{block(result)}{END}"
-    found, number = re.subn(f"{BEGIN}.*?{END}", lambda _: body, page, flags=re.DOTALL)
-    assert number == 1, f"{PAGE.name} has its markers once"
-    return found
+    part = f"{title}\n\n{block(result)}"
+    return with_part(page, "smollm2", "scripts/smollm2/publish.py", part)
 
 
 def write(folder: Path, result: Row) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from scripts.pages import table
 
 from .own_text import Row
 from .prompts import read_lines
@@ -57,9 +59,3 @@ def card(folder: Path, name: str, title: str, rows: Sequence[Row], facts: dict[s
         steps=max(log),
         cpu_hours=last["cpu_s"] / 3600,
     )
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.systems import page as systems
+from scripts.pages import with_part
 
 ROOT = Path(__file__).parents[2]
 CHANGE = re.compile(r"[+-]\d+\.\d % \[[^\]]+\]")
@@ -31,8 +32,8 @@ def intervals(value: Any) -> Iterator[dict[str, float]]:
 
 def test_every_figure_of_the_page_was_measured() -> None:
     result = json.loads((ROOT / "docs" / "systems.json").read_text("utf-8"))
-    before, _, after = systems.PAGE.read_text("utf-8").partition(systems.BEGIN)
-    page = " ".join((before + after.partition(systems.END)[2]).split())
+    written = with_part(systems.PAGE.read_text("utf-8"), *systems.PART, "")
+    page = " ".join(written.split())
     known = {
         f"{100 * one['value']:+.1f} % [{100 * one['low']:+.1f}, {100 * one['high']:+.1f}]"
         for one in intervals(result)

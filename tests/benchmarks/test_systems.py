@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks import bench_systems
 from benchmarks.systems import page
-from benchmarks.systems.figures import Figures, Side, every_static, interval
+from benchmarks.systems.figures import Figures, Side, every_static
+from scripts.pages import interval
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, EntropyBins, JointThreshold, Policy, RootOnly, Shape, StaticTree
 from specctl.replay.cost.files import load_cost_model
@@ -100,6 +101,7 @@ def test_the_page(figures: Figures) -> None:
     assert "| line | chain, 3 | +20.0 % [+10.0, +30.0] |" in text
     assert "of 120, strictly 4.0% (1 lost, 2 gained)" in text
     assert "2 % is not certified (about 300 prompts would decide)" in text
-    old = f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n"
-    assert page.written(page.written(old, result), result) == page.written(old, result)
+    written = page.written(page.PAGE.read_text("utf-8"), result)
+    assert f"\n{shown}\n" in written
+    assert page.written(written, result) == written
     assert Chain(num_draft_tokens=5) in every_static()
