@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, EngineSettings, MeanRound, Serving
-from specctl.engines.export import ENGINES, Source, drafter_of, read_source
+from specctl.engines.export import ENGINES, Source, command_lines, drafter_of, read_source
 from specctl.engines.llamacpp_flags import FILE as LLAMACPP_FILE
 from specctl.engines.settings import (
     FILE_NAME,
@@ -289,6 +290,17 @@ def test_files_and_flags_of_vllm(tmp_path: Path) -> None:
     assert passes("show", tmp_path).out == "vLLM: chain\n"  # without the plugin's file
 
 
+@pytest.mark.parametrize("name", ["vllm", "sglang", "llamacpp"])
+def test_a_shell_reads_the_printed_command_as_it_is_meant(name: str) -> None:
+    engine = ENGINES[name]
+    serving = Serving(drafter=EngineDrafter(model="my head's.gguf", method="eagle3"))
+    written = engine.write(resolve_policy("chain").policy, serving)
+    lines = command_lines(engine, written, "my target.gguf")
+    words = shlex.split(" ".join(line.removesuffix("\\") for line in lines))
+    assert words[-len(written.flags) :] == [*written.flags]
+    assert "my target.gguf" in words
+
+
 def test_the_drafter_is_that_of_the_artifact_or_given(tmp_path: Path) -> None:
     """Its kind is read from its folder; nothing is taken for granted."""
     fitted = embedded_artifact(tmp_path / "fitted", "hetero")
@@ -409,6 +421,16 @@ def test_figures_of_a_policy_and_of_the_nearest(traces: Path, costs: Path) -> No
     assert "tokens/s" in specctl("export", *words, "--cost-model", costs).out
 
 
+def test_a_load_is_simulated_as_its_engine_batches(traces: Path, costs: Path) -> None:
+    """A policy that the engine lacks is simulated in our own batches, and no budget without one."""
+    log = ("--to", "vllm", "--drafter", "embedded", "--log", traces, "--cost-model", costs)
+    for words, engine in (("chain:num_draft_tokens=3", "vllm"), ("eagle2:depth=3", "specctl")):
+        of_batch = ("export", words, *log, "--nearest", "--max-batch-size", 2, "--json")
+        assert json.loads(passes(*of_batch).out)["replay"]["load"]["engine"] == engine
+    told = refuses(USAGE, "export", "chain+survival:max_tokens=8", *log)
+    assert "needs --max-batch-size above 1 and --cost-model" in told
+
+
 @pytest.mark.parametrize("words", ["chain:num_draft_tokens=3", "eagle2:depth=3:top_k=3"])
 def test_synthetic_rates_are_those_of_the_written_policy(words: str, traces: Path) -> None:
     """The i-th is the chance that a round accepts i tokens, where it drafts as many."""
@@ -493,6 +515,8 @@ def test_a_tuning_names_the_artifact_beside_it(tmp_path: Path, tuned: Path) -> N
     assert source.reference == str(tmp_path / "policy")
     page_says_what_export_says(tmp_path / "tune.json")
     (tmp_path / "policy").rename(tmp_path / "moved")
+    assert read_source(str(tmp_path / "tune.json")).reference == words_of(source.policy)
+    write_artifact(tmp_path / "policy", "hetero")  # of another tuning
     assert read_source(str(tmp_path / "tune.json")).reference == words_of(source.policy)
 
 
