@@ -11,7 +11,8 @@
 
 The number of rounds is not printed. It follows from the drafted tokens if every round drafts all
 positions, else from the digits. `Engine 000: Avg prompt throughput: ..., Running: N reqs` stands
-before it (`v1/metrics/loggers.py`). The start prints `vLLM API server version` and
+before it (`v1/metrics/loggers.py`). A start prints `vLLM API server version`, in 0.32 and 0.33 a
+logo with the version or `vLLM server version`, and
 `speculative_config=SpeculativeConfig(method=, model=, num_spec_tokens=)`.
 """
 
@@ -72,7 +73,7 @@ class VllmLog:
             self.log.leave_out(line.spot, BEFORE_0_9)
         elif mark == "DiffusionDecoding metrics:":
             self.log.leave_out(line.spot, "is of a diffusion model, which drafts nothing")
-        elif mark.startswith(("vLLM API", "Initializing")):
+        elif mark.startswith(("vLLM", "▀▄▀", "Initializing")):
             self.log.start(line.process)
             if version := _VERSION.match(line.text):
                 self.log.set("version", version[1].rstrip("."))

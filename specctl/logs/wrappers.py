@@ -35,7 +35,8 @@ _MARKS = {
     "prompt throughput": "Avg prompt throughput: *",
     "Speculative metrics": "Speculative metrics: *",
     "DiffusionDecoding": "DiffusionDecoding metrics: *",
-    "API server version": "vLLM API server version *",
+    "server version": "vLLM (?:API )?server version *",
+    "▀▄▀": "▀▄▀ █ +version +",  # in the logo of vLLM's start
     "LLM engine": r"Initializing an? (?:V\d )?LLM engine \(v",
     "non-default args": "non-default args: *",
     "Decode batch": "Decode batch",

@@ -46,7 +46,8 @@ def taus(found: dict[str, Any]) -> list[list[float]]:
 # --------------------------------------------------------------------------- vLLM
 
 VLLM_START = (
-    "(APIServer pid=7) INFO 11-24 05:00:00 [api_server.py:1] vLLM API server version 0.32.0"
+    "(APIServer pid=7) INFO 11-24 05:00:00 [startup.py:41] "
+    " ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0"
 )
 ROUNDS = ((3, 0, 1, 2), (3, 3, 0, 0, 1), (2, 1, 0))
 """Accepted tokens of rounds with three draft tokens, of three intervals."""

@@ -273,12 +273,22 @@ def test_processes_are_pooled_and_told_apart() -> None:
     )
 
 
-def test_a_restart_under_the_same_pid() -> None:
+@pytest.mark.parametrize(
+    "start",
+    [
+        VLLM_START,
+        VLLM_START.replace("▀▄▀ █", "\x1b[1m▀▄▀ █\x1b[0m").replace("0.32", "\x1b[1m0.32"),
+        f"{VLLM_START[:52]} vLLM server version 0.32.0, serving model m",
+        f"{VLLM_START[:52]} vLLM API server version 0.19.0",
+    ],
+    ids=["logo", "logo in colours", "without it", "before"],
+)
+def test_a_restart_under_the_same_pid(start: str) -> None:
     """In a container every server is process 1."""
     lines = [
-        VLLM_START,
+        start,
         *vllm_log(),
-        VLLM_START,
+        start,
         *(one.replace("11-24", "11-25") for one in vllm_log()),
     ]
     found = figures("\n".join(lines))
