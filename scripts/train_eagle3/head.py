@@ -166,7 +166,7 @@ def save_head(head: Eagle3Head, folder: Path) -> None:
     embedding stays with the target.
 
     The fused layers are listed twice, so that both engines take the same states: at the top by
-    their inputs, which vLLM 0.32 reads first (`v1/worker/gpu_model_runner.py`); under
+    their inputs, which vLLM reads first (`v1/worker/gpu_model_runner.py`); under
     `eagle_config` one less, by the outputs before them, which is all that SGLang 0.5.23 reads: its
     targets add 1 (`models/llama.py`, `models/qwen2.py`).
     """

@@ -46,9 +46,11 @@ Triple = tuple[PositiveInt, PositiveInt, Length]
 """First and last batch size, and draft tokens."""
 
 
-VllmMethod = Literal[
-    "eagle3", "eagle", "medusa", "mlp_speculator", "dflash", "dspark", "mtp", "draft_model"
-]
+VllmMethod = Literal["eagle3", "eagle", "medusa", "dflash", "dspark", "mtp", "draft_model"]
+KINDS: tuple[Kind, ...] = (*get_args(VllmMethod), "peagle")
+"""Drafters that vLLM serves; MLP speculators ended before 0.32 (`models/registry.py`)."""
+UNTIL_0_32 = "medusa"
+"""A method that 0.33 removed."""
 FOR_PLUGIN: frozenset[Kind] = frozenset({"eagle3", "eagle", "mtp", "draft_model"})
 """Drafters that draft token by token, between which the plugin's rules decide."""
 PASSED_OVER = {
@@ -60,15 +62,19 @@ PASSED_OVER = {
 PASSED_OVER |= {"moe_backend", "attention_backend", "kv_cache_dtype", "max_model_len", "revision"}
 PASSED_OVER |= {"code_revision", "draft_load_config", "disable_padded_drafter_batch"}
 PASSED_OVER |= {"disable_eagle_block_drop", "use_local_argmax_reduction"}
+PASSED_OVER |= {"disable_lookahead_block_hashes"}
 """vLLM's keys for the drafter's place and speed, which leave the policy as it is."""
 NOT_READ = {"synthetic_acceptance_length", "prompt_lookup_max", "prompt_lookup_min"}
 NOT_READ |= {"dspark_draft_topk", "use_heterogeneous_vocab", "enable_adaptive_verification"}
-NOT_READ |= {"index_share_for_mtp_iteration"}
+NOT_READ |= {"index_share_for_mtp_iteration", "draft_lm_head_quantization", "xpress_topc"}
+NOT_READ |= {"fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"}
+NOT_READ |= {"suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"}
+NOT_READ |= {"suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"}
 """vLLM's keys that change what is drafted or accepted."""
 
 
 class VllmConfig(Record):
-    """`--speculative-config` (vLLM 0.32, `config/speculative.py`)."""
+    """`--speculative-config` (vLLM 0.32 and 0.33, `config/speculative.py`)."""
 
     method: VllmMethod
     model: Annotated[str, Field(min_length=1)]
@@ -139,7 +145,7 @@ def write(policy: Policy, serving: Serving) -> Export:
             f"--trace logs drafts of the likeliest tokens, and {policy.name} samples its drafts",
             hint="leave --trace out, or export the shape alone",
         )
-    drafter = serving.drafter_for("vLLM", get_args(Kind))
+    drafter = serving.drafter_for("vLLM", KINDS)
     own, most = build_shape(shape).max_depth, serving.max_draft_tokens or 0
     is_fixed = isinstance(as_chain(policy).shape, Chain | ChainSchedule)
     decides = not is_fixed or not isinstance(policy.budget, PerRequest)
@@ -183,6 +189,8 @@ def write(policy: Policy, serving: Serving) -> Export:
     if serving.max_batch_size is not None:
         flags += ["--max-num-seqs", str(serving.max_batch_size)]
     notes = []
+    if drafter.method == UNTIL_0_32:
+        notes.append("vLLM 0.33 removed Medusa drafters: serve this one with 0.32 or older.")
     if drafter.block_size is not None and max(own, most) > drafter.block_size:
         notes.append(
             f"The drafter was trained to draft {drafter.block_size} tokens a round: later ones are "
@@ -258,8 +266,8 @@ VLLM = Engine(
     name="vllm",
     title="vLLM",
     command="vllm serve TARGET",
-    checked="0.32.0: its own parser takes it (tests/engines/test_vllm_parser.py); lengths by batch "
-    "size exist since 0.24",
+    checked="0.32.0: its own parser takes it (tests/engines/test_vllm_parser.py), and 0.33.0 has "
+    "the same keys; lengths by batch size exist since 0.24",
     files=(CONFIG_FILE, FILE_NAME),
     budgets=("per_request", "survival", "marginal"),
     loss=loss,

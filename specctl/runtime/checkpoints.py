@@ -2,7 +2,7 @@
 its tensors. Weights are not read, and torch is not imported.
 
 Marks are those of the makers (SafeAILab's EAGLE, SpecForge, speculators, AngelSlim, NeMo Automodel,
-ModelOpt, DeepSpec) and of vLLM 0.32 (`config/speculative.py`, `model_executor/models/registry.py`)
+ModelOpt, DeepSpec) and of vLLM 0.33 (`config/speculative.py`, `model_executor/models/registry.py`)
 and SGLang 0.5.23 (`srt/speculative/spec_info.py`), which serve them.
 """
 
@@ -61,7 +61,7 @@ _OF_ARCHITECTURES: _Table = (
     # Not Eagle2_5_VL, a vision-language model.
     ("eagle", r"^Eagle(?!\d)|Eagle(DraftModel|Model)?$"),
     ("dspark", r"DSpark"),
-    ("dflash", r"DFlash|Domino|LiLiCorr|MuseGlimmerAssistant"),
+    ("dflash", r"DFlash|XPress|Domino|LiLiCorr|MuseGlimmerAssistant"),
     ("medusa", r"Medusa"),
     ("mlp_speculator", r"(MLP|LSTM)Speculator"),
     ("mtp", r"MTP|NextN$|Gemma4\w*Assistant"),

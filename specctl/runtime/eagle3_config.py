@@ -7,8 +7,9 @@ Two of their facts are read in two ways, and `Readings` then has both:
 - *The fused layers.* Without a list all take the inputs of layers 2, n // 2 and n - 3. SpecForge
   (`algorithms/model_providers.py`) and ModelOpt (`plugins/hf_eagle.py`) list layers whose *output*
   is fused; so does SGLang 0.5.23 read `eagle_config` (`models/llama.py`), the only place that it
-  knows. speculators lists *inputs*; so does vLLM 0.32 read every list, that at the top first
-  (`v1/worker/gpu_model_runner.py`).
+  knows. speculators lists *inputs*; so does vLLM (0.32 and 0.33) read the list at the top, and its
+  first model runner alone (`v1/worker/gpu_model_runner.py`) that under `eagle_config`: the second
+  (`v1/worker/gpu/spec_decode/eagle/eagle3_utils.py`) then takes the layers of a head without one.
 - *norm_before_residual* in speculators' layout: if it is absent, vLLM takes true
   (`configs/speculators/algos.py`), and speculators itself false (`models/eagle3/config.py`). In
   the flat layout an absent key is false everywhere.
@@ -295,7 +296,7 @@ class HeadFacts:
                 tuple(one + 1 for one in ids),
                 f"layers {words(ids)} as outputs (SpecForge, ModelOpt, SGLang)",
             ),
-            (ids, f"layers {words(ids)} as inputs (vLLM)"),
+            (ids, f"layers {words(ids)} as inputs (vLLM's first runner)"),
         ]
         if ids[0] != 1:  # nobody fuses the embedding, so that a first 1 is an output
             ways.reverse()

@@ -132,12 +132,17 @@ def _check_runs(folder: Path) -> None:
             hint="give the head's folder or hub id",
         )
     if kind not in ("eagle3", "draft_model"):
+        serve = (
+            f"serve it: `specctl export chain:num_draft_tokens=3 --to vllm --drafter "
+            f"{shlex.quote(str(folder))}` writes the flags, and `specctl import` reads that "
+            "server's log"
+        )
+        if kind == "mlp_speculator":
+            serve = "give another drafter: neither vLLM 0.32 nor SGLang serves this kind"
         raise ModelConfigError(
             f"drafter {folder} is {WORDS[kind]}, and only EAGLE-3 heads and whole small models run "
             "here",
-            hint=f"serve it: `specctl export chain:num_draft_tokens=3 --to vllm --drafter "
-            f"{shlex.quote(str(folder))}`"
-            " writes the flags, and `specctl import` reads that server's log",
+            hint=serve,
         )
 
 

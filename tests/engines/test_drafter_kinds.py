@@ -32,13 +32,14 @@ BY_ENGINE = {
     "eagle": ("eagle", "EAGLE"),
     "peagle": ("eagle3", None),
     "medusa": ("medusa", None),
-    "mlp_speculator": ("mlp_speculator", None),
+    "mlp_speculator": (None, None),
     "dflash": ("dflash", "DFLASH"),
     "dspark": ("dspark", "DSPARK"),
     "mtp": ("mtp", "EAGLE"),
     "draft_model": ("draft_model", "STANDALONE"),
 }
-"""vLLM's method, and SGLang's algorithm if it has one."""
+"""vLLM's method and SGLang's algorithm, where they have one."""
+SERVED = [kind for kind, (method, _) in BY_ENGINE.items() if method]
 FOLDERS = {kind: name for name, (_, _, kind) in reversed(KINDS.items()) if "MTP" not in name}
 FOLDERS["mtp"] = "MTP of vLLM"
 
@@ -60,11 +61,16 @@ def test_engines_get_their_own_method(tmp_path: Path, kind: str) -> None:
     assert found is not None
     assert found.method == kind
     serving = Serving(drafter=found, target="t.gguf")
-    export = VLLM.write(CHAIN.policy, serving)
-    config = json.loads(export.files["speculative-config.json"])
-    assert (config["method"], config["model"]) == (method, str(tmp_path))
-    assert config.get("parallel_drafting") == (True if kind == "peagle" else None)
-    assert VLLM.read(export.files) == CHAIN.policy
+    if method is None:
+        with pytest.raises(EngineError, match=f"of kind {kind}, and vLLM drafts with eagle3, "):
+            VLLM.write(CHAIN.policy, serving)
+    else:
+        export = VLLM.write(CHAIN.policy, serving)
+        config = json.loads(export.files["speculative-config.json"])
+        assert (config["method"], config["model"]) == (method, str(tmp_path))
+        assert config.get("parallel_drafting") == (True if kind == "peagle" else None)
+        assert VLLM.read(export.files) == CHAIN.policy
+        assert ("serve this one with 0.32" in " ".join(export.notes)) == (kind == "medusa")
     if algorithm is None:
         with pytest.raises(EngineError, match=f"of kind {kind}, and SGLang drafts with eagle3, "):
             ENGINES["sglang"].write(CHAIN.policy, serving)
@@ -195,7 +201,7 @@ def test_llamacpp_drafts_from_gguf_files_of_each_kind(method: Any) -> None:
         assert "--spec-draft-model" not in own.flags
 
 
-@pytest.mark.parametrize("method", ["dflash", "dspark", "medusa", "mlp_speculator", "peagle"])
+@pytest.mark.parametrize("method", ["dflash", "dspark", "medusa", "peagle"])
 def test_rules_of_the_plugin_need_a_drafter_of_one_token_a_step(method: Any) -> None:
     serving = Serving(drafter=EngineDrafter(model="d", method=method))
     with pytest.raises(EngineError, match="export chain:num_draft_tokens=4 without --trace"):
@@ -225,6 +231,8 @@ def test_a_longer_chain_than_the_block_is_noted() -> None:
         ({"synthetic_acceptance_length": 2.0}, "synthetic_acceptance_length of vLLM"),
         ({"enable_adaptive_verification": True}, "remove it"),
         ({"rejection_sample_method": "block"}, "rejection_sample_method"),
+        ({"rejection_sample_method": "fly"}, "rejection_sample_method"),
+        ({"fly_window_size": 3}, "fly_window_size of vLLM changes what is drafted or accepted"),
         ({"rejection_sample_method": "synthetic"}, "synthetic makes acceptances up"),
         ({"no_such_key": 1}, "no_such_key"),
     ],
@@ -260,7 +268,9 @@ def test_a_drafter_that_only_engines_run_is_named_and_the_advice_works(
     ):
         load_pair("embedded", str(folder))
     assert refused.value.hint is not None
-    [command] = re.findall(r"`specctl (export .*?)`", refused.value.hint)
-    assert f'"method": "{BY_ENGINE[kind][0]}"' in passes(*shlex.split(command)).out
+    commands = re.findall(r"`specctl (export .*?)`", refused.value.hint)
+    assert len(commands) == (kind in SERVED)
+    for command in commands:
+        assert f'"method": "{BY_ENGINE[kind][0]}"' in passes(*shlex.split(command)).out
     with pytest.raises(ModelError, match=f"target .* is {WORDS[kind]}, no model of its own"):
         load_pair(str(folder), None)

@@ -85,6 +85,7 @@ KINDS: dict[str, tuple[Config, Iterable[str], str]] = {
     "DFlash of speculators": (speculators("dflash"), (), "dflash"),
     "DFlash2 of speculators": (speculators("dflash2"), (), "dflash"),
     "DFlash2 of vLLM": (arch("DFlash2DraftModel"), (), "dflash"),
+    "XPress of vLLM 0.33": (arch("Qwen3XPressModel"), (), "dflash"),
     "DFlash by its config": ({"model_type": "qwen3", "dflash_config": {"a": 1}}, BLOCK, "dflash"),
     "DFlash by its tensors": (LLAMA, BLOCK, "dflash"),
     "Muse": (arch("MuseGlimmerAssistantModel"), (), "dflash"),
