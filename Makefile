@@ -85,7 +85,7 @@ dist: $(READY)  ## Set up, build sdist and wheel in dist/ and check them; second
 
 engines: $(ENGINES_READY)  ## Set up vLLM's CPU build apart and run the plugin in it; minutes.
 	@# What needs no engine runs in `make test`, and in both nightly. The longest file goes first.
-	$(IN_ENGINES) $(foreach name,assisted chains drafter_kinds export llamacpp_clock recording,\
+	$(IN_ENGINES) $(foreach name,assisted chains drafter_kinds export llamacpp_clock plugin_packages recording,\
 	  --ignore tests/engines/test_$(name).py) tests/engines/test_vllm_metrics.py tests/engines
 
 nightly: $(READY) $(ENGINES_READY)  ## Set up and run the long campaigns: faults, storms, fuzzing, engines; hours.

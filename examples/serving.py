@@ -19,8 +19,8 @@ def need_vllm(otherwise):
     """Ends the example where vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         sys.exit(
-            "vllm is not installed here: install vLLM 0.32.0 beside specctl (`make engines` sets "
-            f"up its CPU build in .venv-engines){otherwise}"
+            "vllm is not installed here: install vLLM 0.32.0 or 0.33.0 beside specctl "
+            f"(`make engines` sets up its CPU build in .venv-engines){otherwise}"
         )
 
 

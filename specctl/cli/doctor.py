@@ -133,7 +133,12 @@ def check_vllm() -> Finding:
     if find_spec("vllm") is None:
         return Finding("vLLM", "-", "not installed here")
     from specctl.engines.settings import VARIABLE, read_settings
-    from specctl.engines.vllm_plugin import CHECKED_VERSIONS, replaced_methods, vllm_version
+    from specctl.engines.vllm_plugin import (
+        CHECKED_VERSIONS,
+        check_packages,
+        replaced_methods,
+        vllm_version,
+    )
 
     text = os.environ.get(VARIABLE)
     settings = read_settings(text) if text else None
@@ -150,5 +155,7 @@ def check_vllm() -> Finding:
     if found not in CHECKED_VERSIONS and not allowed:
         fix = f"install {' or '.join(CHECKED_VERSIONS)}, which the plugin was tested in"
         return Finding("vLLM", "wrong", f"{found}, in which no test has run", fix)
+    if settings is not None:
+        check_packages(settings)
     work = f"{VARIABLE} is set" if settings else f"off, as {VARIABLE} is not set"
     return Finding("vLLM", "ok", f"{found}, all hooks of the plugin present; {work}")

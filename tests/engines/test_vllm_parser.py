@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 pytest.importorskip("vllm", reason="no vLLM here; make engines has one")
 
-from vllm.config.speculative import SpeculativeConfig, SpeculativeMethod
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
@@ -29,7 +27,6 @@ from specctl.engines import vllm_plugin
 from specctl.engines.engine import EngineDrafter, Serving
 from specctl.engines.export import ENGINES
 from specctl.engines.settings import FILE_NAME, TraceSettings
-from specctl.engines.vllm_flags import NOT_READ, PASSED_OVER, VllmConfig, VllmMethod
 from specctl.errors import EngineError
 from specctl.policy import ChainSchedule, RootOnly, build_shape
 from specctl.runtime.words import resolve_policy
@@ -98,12 +95,6 @@ def test_vllm_takes_what_is_exported(words: str) -> None:
         assert speculation.num_speculative_tokens_per_batch_size is None
 
 
-def test_vllm_has_every_method_and_key_that_is_known() -> None:
-    fields = SpeculativeConfig.__dataclass_fields__.keys()
-    assert {*get_args(VllmMethod)} <= {*get_args(SpeculativeMethod)}
-    assert {*PASSED_OVER, *NOT_READ, *VllmConfig.model_fields} <= fields
-
-
 def test_vllm_takes_a_draft_model() -> None:
     export = ENGINES["vllm"].write(resolve_policy("chain").policy, Serving(drafter=SMALL))
     assert configured(*export.flags).speculative_config.method == "draft_model"
@@ -136,11 +127,3 @@ def test_doctor_says_that_hooks_are_found_and_a_vllm_without_one_is_refused(
     monkeypatch.delattr(GPUModelRunner, "take_draft_token_ids")
     with pytest.raises(EngineError, match="a method that the plugin replaces"):
         check_vllm()
-
-
-def test_vllm_captures_the_layers_that_the_embedded_head_was_trained_with() -> None:
-    """It reads the list at the top before the one for SGLang under `eagle_config`."""
-    config = json.loads((embedded_path("eagle3") / "config.json").read_text())
-    model = SimpleNamespace(hf_config=SimpleNamespace(**config))
-    runner: Any = SimpleNamespace(speculative_config=SimpleNamespace(draft_model_config=model))
-    assert GPUModelRunner._get_eagle3_aux_layers_from_config(runner) == (2, 4, 5)

@@ -6,7 +6,6 @@ import atexit
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,9 +16,8 @@ from specctl.engines.chains import ChainPolicy, DraftedTokens
 from specctl.engines.settings import PluginSettings, TraceSettings
 from specctl.engines.steps import Step
 from specctl.engines.vllm_session import Session
-from specctl.engines.vllm_tracing import PLAIN
+from tests.engines.made_up import VOCAB_SIZE, K, Runner, request
 
-K, VOCAB_SIZE = 2, 16
 DIGEST = "sha256:" + 64 * "a"
 PAIR = PairFingerprint(
     target_digest=DIGEST, drafter_digest=DIGEST, tokenizer_digest=DIGEST, target="t", drafter="d"
@@ -38,35 +36,6 @@ class Kept:
 
     def end(self, reason: str) -> None:
         raise AssertionError(reason)
-
-
-def request(**more: Any) -> SimpleNamespace:
-    """As vLLM's runner holds one: two tokens of prompt, greedy."""
-    plain = {**PLAIN, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "max_tokens": 8}
-    params = SimpleNamespace(**{**plain, "eos_token_id": 9, "stop_token_ids": None, **more})
-    return SimpleNamespace(sampling_params=params, lora_request=None, prompt_embeds=None)
-
-
-class Runner:
-    """What the plugin reads of vLLM's model runner, for some requests that decode together."""
-
-    device = torch.device("cpu")
-    max_model_len = 64
-    scheduler_config = SimpleNamespace(max_num_seqs=4)
-    vllm_config = SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=K))
-
-    def __init__(self, **requests: SimpleNamespace) -> None:
-        size = len(requests)
-        self.requests = requests
-        self.discard_request_mask = SimpleNamespace(np=np.zeros(4, bool))
-        self.input_batch = SimpleNamespace(
-            req_ids=list(requests),
-            num_reqs=size,
-            num_tokens_no_spec=np.full(size, 2),
-            num_prompt_tokens=np.full(size, 2),
-            num_computed_tokens_cpu=np.zeros(size, int),
-            token_ids_cpu=np.full((size, 64), 5),
-        )
 
 
 @pytest.fixture
