@@ -12,7 +12,14 @@ import pytest
 
 from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, EngineSettings, MeanRound, Serving
-from specctl.engines.export import ENGINES, Source, command_lines, drafter_of, read_source
+from specctl.engines.export import (
+    ENGINES,
+    Source,
+    command_lines,
+    drafter_of,
+    read_exported,
+    read_source,
+)
 from specctl.engines.llamacpp_flags import FILE as LLAMACPP_FILE
 from specctl.engines.settings import (
     FILE_NAME,
@@ -288,6 +295,25 @@ def test_files_and_flags_of_vllm(tmp_path: Path) -> None:
         assert passes("show", place).out == f"vLLM: {words}\n"
     passes("export", "chain", "--to", "vllm", "--drafter", "embedded", "-o", tmp_path)
     assert passes("show", tmp_path).out == "vLLM: chain\n"  # without the plugin's file
+    (tmp_path / "other.json").write_text("{}")
+    assert read_exported(tmp_path / "other.json") == []
+
+
+def test_files_and_models_of_llamacpp(tmp_path: Path) -> None:
+    """The models come first: one that is refused leaves no flags behind."""
+    pytest.importorskip("gguf", reason="no gguf here; the extra gguf has it")
+    words = ("export", "chain", "--to", "llamacpp", "--drafter", "embedded:small")
+    folder = tmp_path / "serve"
+    passes(*words, "--target", "embedded", "--weights", "q8_0", "-o", folder)
+    flags = json.loads((folder / LLAMACPP_FILE).read_text())
+    models = [flags[name] for name in ("model", "spec_draft_model")]
+    assert models == [str(folder / name) for name in ("target.gguf", "drafter.gguf")]
+    assert all(Path(model).is_file() for model in models)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text('{"model_type": "qwen2"}')
+    refuses(5, *words, "--target", other, "-o", tmp_path / "refused")
+    assert list((tmp_path / "refused").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "llamacpp"])
@@ -347,6 +373,7 @@ def test_settings_that_the_plugin_cannot_use(text: str, says: str) -> None:
 REFUSED = (
     (USAGE, "chain --to tgi", "none of vllm, sglang, transformers"),
     (USAGE, "chain --to vllm --drafter embedded --method eagle9", "none of eagle3, eagle,"),
+    (USAGE, "chain --to sglang --max-draft-tokens 8", "--max-draft-tokens is for vLLM"),
     (USAGE, "chain --to transformers --max-batch-size 4", "at most 1 request"),
     (ENGINE, "chain --to transformers --drafter embedded", "drafts with draft_model here"),
     (ENGINE, "chain --to llamacpp --drafter embedded", "the target is not named; give --target"),
@@ -513,6 +540,7 @@ def test_a_tuning_names_the_artifact_beside_it(tmp_path: Path, tuned: Path) -> N
     shutil.copytree(tuned, tmp_path, dirs_exist_ok=True)
     source = read_source(str(tmp_path / "tune.json"))
     assert source.reference == str(tmp_path / "policy")
+    assert source.mean == read_source(str(tmp_path / "policy")).mean
     page_says_what_export_says(tmp_path / "tune.json")
     (tmp_path / "policy").rename(tmp_path / "moved")
     assert read_source(str(tmp_path / "tune.json")).reference == words_of(source.policy)

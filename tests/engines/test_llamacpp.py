@@ -184,6 +184,10 @@ def test_it_counts_as_import_reads(
     assert found[2]["num_draft_tokens"] == of_page["num_draft_tokens"]
 
 
+ONE_DRAFTER = pytest.mark.parametrize("ground", ["eagle3"], indirect=True)
+
+
+@ONE_DRAFTER
 def test_synthetic_rates_are_followed(ground: Ground, prompts: list[list[int]]) -> None:
     """Accepted tokens by position are binomial; chances of 1 in 100,000 each are left."""
     words = CHAINS[1]
@@ -266,6 +270,7 @@ def test_llama_server_s_parser_takes_the_flags() -> None:
     assert found == expected
 
 
+@ONE_DRAFTER
 def test_a_file_that_llamacpp_does_not_load(ground: Ground, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(ground.target.read_bytes()[:5000])
@@ -273,6 +278,7 @@ def test_a_file_that_llamacpp_does_not_load(ground: Ground, tmp_path: Path) -> N
         OwnServer(cut, None)
 
 
+@ONE_DRAFTER
 def test_a_server_is_timed(ground: Ground, tmp_path: Path) -> None:
     options = ("--batch-sizes", "1,4", "--contexts", "16,48", "--verified-tokens", "1,2,4")
     pair = ("--target", ground.target, "--drafter", ground.drafter, "--threads", 1)
