@@ -119,6 +119,15 @@ def test_weights_in_two_files_are_one_head(tmp_path: Path) -> None:
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
+def test_number_formats_may_be_mixed(tmp_path: Path) -> None:
+    tensors = {k: v.bfloat16() if v.is_floating_point() else v for k, v in make_tensors().items()}
+    mixed = {k: v.float() if "norm" in k else v for k, v in tensors.items()}
+    mixed |= {"d2t": tensors["d2t"].int(), "t2d": tensors["t2d"].to(torch.uint8)}
+    wanted, found = (load(tmp_path / "head", OFFICIAL, one).head for one in (tensors, mixed))
+    pairs = zip(found.state_dict().values(), wanted.state_dict().values(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
 def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     load(tmp_path / "head", OFFICIAL, make_tensors())
     save_file(make_tensors(seed=2), tmp_path / "head" / "model-1.safetensors")
@@ -351,7 +360,12 @@ BY_TENSOR: dict[str, tuple[Tensors, str]] = {
     "LoRA": (plus("midlayer.mlp.up_proj.lora_A.weight"), "LoRA"),
     "parallel heads": (plus("parallel_draft_heads.0.x.weight"), "parallel draft heads"),
     "two layers": (wrapped("") | {"layers.1.x": torch.ones(1)}, r"2 layers \(layers.0, layers.1\)"),
+    "a wide fc": (make_tensors() | {"fc.weight": torch.ones(2 * H, 3 * H)}, "fc.weight has shape"),
+    "a column more": (plus("fc.weight", H, 3 * H + 1), "97 columns, no multiple of the target's"),
     "no map": (minus("d2t", "t2d"), "neither d2t nor t2d"),
+    "ids above": (make_tensors() | {"d2t": torch.full((DRAFT_VOCAB,), VOCAB)}, "vocabulary maps"),
+    "one id": (make_tensors() | {"d2t": -torch.arange(DRAFT_VOCAB)}, "vocabulary maps"),
+    "two maps": (make_tensors() | {"t2d": torch.ones(VOCAB, dtype=torch.bool)}, "vocabulary maps"),
     "no lm_head": (minus("lm_head.weight"), "no lm_head.weight"),
     "target ids": (make_tensors() | {"d2t": make_tensors()["t2d"].nonzero()[:, 0]}, "vocabulary m"),
     "a stray tensor": (plus("midlayer.extra.weight"), "unknown midlayer.extra.weight"),
