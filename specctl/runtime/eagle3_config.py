@@ -18,7 +18,7 @@ Two of their facts are read in two ways, and `Readings` then has both:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -110,48 +110,45 @@ class HeadFacts:
 
         The file has one layer and no biases.
         """
-        flat, context = self.flat, self.target.max_position_embeddings
-        kinds, window = flat.get("layer_types"), flat.get("sliding_window")
-        slides = (
-            "sliding_attention" in kinds[:1] if kinds else flat.get("use_sliding_window") is True
-        )
-        activation, parts = flat.get("hidden_act") or "silu", (flat, self.eagle)
-        refused = {
-            "has use_aux_hidden_state false: it reads the last hidden state alone": any(
-                part.get("use_aux_hidden_state") is False for part in parts
-            ),
-            **{
-                f"has {name} true, a norm of EAGLE-3.1": any(part.get(name) for part in parts)
-                for name in _FLAGS
-            },
-            f"has hidden_act {activation}": activation not in ("silu", "swish"),
-            f"attends to the last {window} positions alone (sliding_window) of {context}": (
-                slides and isinstance(window, int) and window < context
-            ),
-        }
-        for problem, holds in refused.items():
-            if holds:
-                raise self.refuse(f"{problem}, which is not supported")
-        ours = {"hidden_size": self.target_width, "vocab_size": self.size("vocab_size")}
-        for name, size in ours.items():
+        for problem in self._other_arithmetic():
+            raise self.refuse(f"{problem}, which is not supported")
+        for name, size in (
+            ("hidden_size", self.target_width),
+            ("vocab_size", self.size("vocab_size")),
+        ):
             if size != (theirs := getattr(self.target, name)):
                 raise ModelConfigError(
                     f"the EAGLE-3 head was trained for a target of {name} {size}, but this one "
                     f"has {theirs}",
                     hint="pair the head with its own target",
                 )
-        if stated := [name for name in _BIASES if flat.get(name)]:
+        if stated := [name for name in _BIASES if self.flat.get(name)]:
             self._warn(
                 f"{words(stated)} true, and the file has no biases: read without",
                 "vLLM and SGLang would add some that nothing sets: make it false before you serve "
                 "the head",
             )
-        if (number := flat.get("num_hidden_layers")) not in (None, 1):
+        if (number := self.flat.get("num_hidden_layers")) not in (None, 1):
             self._warn(
                 f"num_hidden_layers {number}, and the file has one layer: read as one",
                 "vLLM and SGLang build as many layers as it states: make it 1 before you serve the "
                 "head",
             )
+
+    def _other_arithmetic(self) -> Iterator[str]:
+        flat, parts = self.flat, (self.flat, self.eagle)
+        if any(part.get("use_aux_hidden_state") is False for part in parts):
+            yield "has use_aux_hidden_state false: it reads the last hidden state alone"
+        for name in _FLAGS:
+            if any(part.get(name) for part in parts):
+                yield f"has {name} true, a norm of EAGLE-3.1"
+        if (activation := flat.get("hidden_act") or "silu") not in ("silu", "swish"):
+            yield f"has hidden_act {activation}"
+        kinds, window = flat.get("layer_types"), flat.get("sliding_window")
+        context = self.target.max_position_embeddings
+        slides = kinds[0] == "sliding_attention" if kinds else flat.get("use_sliding_window")
+        if slides and window and window < context:
+            yield f"attends to the last {window} positions alone (sliding_window) of {context}"
 
     @property
     def target_width(self) -> int:
@@ -267,18 +264,14 @@ class HeadFacts:
 
     def _layers(self, num_fused: int) -> list[tuple[Layers, str]]:
         """The fused layers, by their inputs, in every way in which the list is read."""
-        top, inner = self.flat.get(LIST), self.eagle.get(LIST)
-        for name in (one for one in self.flat if one != LIST and one.endswith("layer_ids")):
-            self._warn(f"{name}, which is not read", f"list the layers under {LIST}")
-        for found in (top or [], inner or []):
-            if not (isinstance(found, list) and all(type(one) is int for one in found)):
-                raise self.refuse(f"has {LIST} {found!r}, no list of layer numbers")
-        if top and inner and top not in (inner, [one + 1 for one in inner]):
+        top, inner = (self._listed(part) for part in (self.flat, self.eagle))
+        outputs = tuple(one + 1 for one in inner)
+        if top and inner and top not in (inner, outputs):
             raise self.refuse(
-                f"has {LIST} {top} at the top and {inner} under eagle_config",
+                f"has {LIST} {list(top)} at the top and {list(inner)} under eagle_config",
                 "make them the same in config.json",
             )
-        own, ids = default_layers(self.target.num_hidden_layers), tuple(top or inner or ())
+        own, ids = default_layers(self.target.num_hidden_layers), top or inner
         if len(ids or own) != num_fused:
             stated = f"lists layers {list(ids)}" if ids else "lists no layers"
             raise self.refuse(
@@ -286,31 +279,37 @@ class HeadFacts:
                 f"config.json {stated}",
                 f"list the {num_fused} layers under {LIST}" if num_fused > 1 else INSTEAD,
             )
-        if self.is_nested or ids in ((), own) or (inner and top and top != inner):
+        if self.is_nested or ids in ((), own) or top == outputs:
             self._check_order(ids or own)
             why = ", as config.json lists them" if ids else " assumed, as config.json lists none"
             self.notes.append(f"inputs of layers {words(ids or own)}{why}")
             return [(ids or own, "")]
+        as_outputs = f"layers {words(ids)} as outputs (SpecForge, ModelOpt, SGLang)"
         ways = [
-            (
-                tuple(one + 1 for one in ids),
-                f"layers {words(ids)} as outputs (SpecForge, ModelOpt, SGLang)",
-            ),
+            (tuple(one + 1 for one in ids), as_outputs),
             (ids, f"layers {words(ids)} as inputs (vLLM's first runner)"),
         ]
-        if ids[0] != 1:  # nobody fuses the embedding, so that a first 1 is an output
-            ways.reverse()
         sound = [one for one in ways if self._are_in_order(one[0])]
         if not sound:
             self._check_order(ids)
         if len(sound) == 1:
-            [other] = [inputs for inputs, _ in ways if inputs != sound[0][0]]
+            [(other, _)] = [one for one in ways if one not in sound]
             self._warn(
                 f"{sound[0][1]}: read so",
                 f"the other reading, inputs of {words(other)}, is not supported here",
             )
             return [(sound[0][0], "")]
-        return ways
+        # Nobody fuses the embedding, so that a first 1 is an output.
+        return ways if ids[0] == 1 else ways[::-1]
+
+    def _listed(self, part: dict[str, Any]) -> Layers:
+        """The layers that a part of `config.json` lists; empty if it lists none."""
+        for name in (one for one in part if one != LIST and one.endswith("layer_ids")):
+            self._warn(f"{name}, which is not read", f"list the layers under {LIST}")
+        found = part.get(LIST) or []
+        if not isinstance(found, list) or any(type(one) is not int for one in found):
+            raise self.refuse(f"has {LIST} {found!r}, no list of layer numbers")
+        return tuple(found)
 
     def _are_in_order(self, ids: Layers) -> bool:
         bounds = (-1, *ids, self.target.num_hidden_layers)
