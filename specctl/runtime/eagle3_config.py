@@ -2,7 +2,7 @@
 
 Two layouts exist: flat, with Llama's keys at the top (SafeAILab, SpecForge, AngelSlim, NeMo
 Automodel, ModelOpt), and that of speculators, with Llama's keys under `transformer_layer_config`.
-Two of their facts are read in two ways, and `Readings` then has both:
+Two of their facts are read in two ways, and `HeadFacts.readings` then has both:
 
 - *The fused layers.* Without a list all take the inputs of layers 2, n // 2 and n - 3. SpecForge
   (`algorithms/model_providers.py`) and ModelOpt (`plugins/hf_eagle.py`) list layers whose *output*
