@@ -150,8 +150,8 @@ def test_readme_table_is_written_from_a_demo(tmp_path: Path) -> None:
     assert specctl("run", "embedded", "--compare", "ar,chain", *options).code == 0
     page = (ROOT / "README.md").read_text("utf-8")
     block = readme_table.demo_block(tmp_path)
-    written = with_part(page, *readme_table.PART, block)
-    assert written.replace(block, "") == with_part(page, *readme_table.PART, "")
+    written = with_part(page, *readme_table.FIGURES, block)
+    assert written.replace(block, "") == with_part(page, *readme_table.FIGURES, "")
     assert "| `chain` |" in block
     for named in ("n = 2 prompts", "fixture", "float32", "greedy", "equal plain decoding's"):
         assert named in " ".join(block.split())

@@ -1,10 +1,11 @@
-"""The table and the picture of `make smollm2`, and the page that shows them.
+"""The tables and the picture of `make smollm2`, and the pages that show them.
 
     python -m scripts.smollm2.publish FOLDER    the result of a run
-    python -m scripts.smollm2.publish           the page anew, from benchmarks/results
+    python -m scripts.smollm2.publish           the pages anew, from benchmarks/results
 
-Figures of the page are never typed: they stand between two markers, and a test holds them to this
-script.
+README.md gets the picture and the rows that count, in place of the embedded pair's figures,
+docs/llamacpp.md all of it. Figures of pages are never typed: they stand between two markers, and a
+test holds them to this script.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scripts.pages import interval, table, with_part
+from scripts.readme_table import FIGURES
 from scripts.smollm2.measuring import AGAIN, DEFAULT, NGRAMS, PLAIN, POLICIES, SYNTHETIC, TUNED
 from specctl.stats import Resamples, first_over_second
 
 ROOT = Path(__file__).parents[2]
 NAME, PICTURE = "smollm2-cpu.json", "smollm2.svg"
-RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "README.md"
+RESULTS, README, PAGE = (
+    ROOT / at for at in ("benchmarks/results", "README.md", "docs/llamacpp.md")
+)
 ALL = "all"
 TITLES = {
     PLAIN: "plain decoding",
@@ -39,6 +43,11 @@ TITLES = {
     AGAIN: "the same once more",
     SYNTHETIC: "default, acceptance made up",
 }
+INTRODUCTION = """\
+`make smollm2` runs a chat model of 135 million parameters, SmolLM2-135M-Instruct, in llama.cpp:
+every setting is predicted from one log, and then measured on other prompts. All settings, also for
+several requests at a time, are in [docs/llamacpp.md](docs/llamacpp.md).
+"""
 Row = dict[str, Any]
 
 # --------------------------------------------------------------------------- figures
@@ -183,6 +192,12 @@ def _cells(one: Row, groups: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+def fastest(result: Row) -> str:
+    """The fastest of the settings that were tried by hand."""
+    of = {one["setting"]: one["groups"][ALL]["measured"] for one in result["settings"]}
+    return max((*POLICIES, *NGRAMS), key=lambda name: float(of[name]["value"]))
+
+
 def sentences(result: Row) -> list[str]:
     """What the figures were measured on, and what they say."""
     options, chosen = result["options"], result["chosen"]
@@ -190,8 +205,7 @@ def sentences(result: Row) -> list[str]:
     told = [one for name, one in of.items() if one["predicted"] and name != AGAIN]
     offs = [abs(one["predicted"]["value"] / one["measured"]["value"] - 1) for one in told]
     calls = [abs(one["predicted_calls"] / one["calls"] - 1) for one in told]
-    tries = [*POLICIES, *NGRAMS]
-    best = max(tries, key=lambda name: float(of[name]["measured"]["value"]))
+    tries, best = [*POLICIES, *NGRAMS], fastest(result)
     share = of[TUNED]["measured"]["value"] / of[best]["measured"]["value"]
     found = [
         f"Measured on {result['device']} ({result['num_cpus']} cores, llama.cpp on "
@@ -268,14 +282,29 @@ def picture(result: Row) -> str:
     return re.sub(r"[ \t]+\n", "\n", buffer.getvalue())
 
 
-# --------------------------------------------------------------------------- the page
+# --------------------------------------------------------------------------- the pages
 
 
-def written(page: str, result: Row) -> str:
-    """The page with the block between its markers anew."""
-    title = f"![Settings of llama.cpp, predicted and measured](docs/{PICTURE})"
-    part = f"{title}\n\n{block(result)}"
-    return with_part(page, "smollm2", "scripts/smollm2/publish.py", part)
+def headline(result: Row) -> str:
+    """The picture, the rows of plain decoding, llama.cpp's default, the fastest one tried and the
+    choice of `tune`, and the sentences that say what they were measured on."""
+    of = {one["setting"]: one for one in result["settings"]}
+    shown = dict.fromkeys((PLAIN, DEFAULT, fastest(result), TUNED))
+    rows = [[cells[at] for at in (0, 1, 2, 4, 7, 8)] for cells in
+            (_cells(of[name], result["groups"]) for name in shown)]  # fmt: skip
+    head = ("setting", "tokens/s", "predicted", "× plain", "calls", "predicted")
+    said = [textwrap.fill(text, 100) for text in (INTRODUCTION, *sentences(result)[:2])]
+    parts = [f"![Settings of llama.cpp, predicted and measured](docs/{PICTURE})", said[0]]
+    return "\n\n".join([*parts, table(head, rows), *said[1:]]) + "\n"
+
+
+def pages(result: Row) -> dict[Path, str]:
+    """Each page with its part anew."""
+    texts = {page: page.read_text("utf-8") for page in (README, PAGE)}
+    return {
+        README: with_part(texts[README], *FIGURES, headline(result)),
+        PAGE: with_part(texts[PAGE], "smollm2", "scripts/smollm2/publish.py", block(result)),
+    }
 
 
 def write(folder: Path, result: Row) -> None:
@@ -289,7 +318,8 @@ def main(folder: Path) -> None:
     result = json.loads((folder / NAME).read_text("utf-8"))
     (RESULTS / NAME).write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     (ROOT / "docs" / PICTURE).write_text(picture(result), "utf-8")
-    PAGE.write_text(written(PAGE.read_text("utf-8"), result), "utf-8")
+    for page, text in pages(result).items():
+        page.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ llama.cpp: the last one writes the drafter as GGUF, and prints the command of ll
   specctl tune traces --for llamacpp --family p_min --cost-model cost_model.json -o tuned
   specctl export tuned/tune.json --to llamacpp --target TARGET --drafter DRAFTER -o serve
 
-Your own models, by Hugging Face
+transformers, without a server
   specctl collect PROMPTS --dense -o traces --target TARGET --drafter DRAFTER
   specctl tune traces --family threshold --cost-model cost_model.json -o tuned
   specctl run PROMPTS --compare ar,eagle2,tuned/policy --target TARGET --drafter DRAFTER

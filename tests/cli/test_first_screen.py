@@ -45,7 +45,7 @@ def test_no_verb_prints_three_commands_for_each_kind_of_engine() -> None:
     assert len(command.commands) <= 16
     known = {name for param in command.commands["profile"].params for name in param.opts}
     assert {word for word in profile.split() if word.startswith("-")} <= known
-    assert [name for name, _ in engines] == ["vLLM", "SGLang", "llama.cpp", "Your own models"]
+    assert [name for name, _ in engines] == ["vLLM", "SGLang", "llama.cpp", "transformers"]
     assert all(len(lines) == 3 for _, lines in engines)
 
 
@@ -117,6 +117,6 @@ def test_doctor_takes_a_pair_and_says_what_was_assumed(tmp_path: Path) -> None:
 def test_the_readme_shows_commands_for_the_embedded_pair() -> None:
     """And tests/test_docs.py runs them, in an empty folder."""
     page = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    [collect, tune, _] = commands()["Your own models"]
+    [collect, tune, _] = commands()["transformers"]
     assert collect.partition(" --target")[0].replace("PROMPTS", "embedded") in page
     assert tune in page

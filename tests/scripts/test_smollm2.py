@@ -128,26 +128,42 @@ def test_the_table_says_them(result: dict[str, Any]) -> None:
     assert "| `chain` | 20.0 | 1.50 [1.20, 1.80] | 2.00 | yes |" in table
 
 
-def test_the_picture_and_the_page(result: dict[str, Any]) -> None:
-    """One panel for each kind of answer; figures stand between the markers alone."""
+def test_the_picture_and_the_pages(result: dict[str, Any]) -> None:
+    """One panel for each kind of answer; figures of pages stand between their markers alone."""
     picture = publish.picture(result)
     assert ElementTree.fromstring(picture).tag.endswith("svg")
     assert picture == publish.picture(result)
-    page = "before\n<!-- begin smollm2: scripts/smollm2/publish.py -->\nold\n<!-- end smollm2 -->\n"
-    written = publish.written(page, result)
-    assert written.startswith("before\n")
-    assert publish.block(result) in written
-    assert publish.written(written, result) == written
-    with pytest.raises(SystemExit, match="each once"):
-        publish.written("no markers", result)
+    for page, text in publish.pages(result).items():
+        found = [
+            re.split("<!-- (?:begin|end) (?:figures|smollm2).*?-->", one)
+            for one in (text, page.read_text("utf-8"))
+        ]
+        assert found[0][::2] == found[1][::2]
+        assert found[0][1] != found[1][1]
+    assert publish.block(result) in publish.pages(result)[publish.PAGE]
+
+
+def test_the_headline(result: dict[str, Any]) -> None:
+    """In README.md: plain decoding is also the fastest one here."""
+    lines = publish.headline(result).splitlines()
+    table = [line for line in lines if line.startswith("| ")]
+    shown = [line.split(" | ")[0][2:] for line in table]
+    assert shown == ["setting", "plain decoding", "chain of 3, llama.cpp's default",
+                     "chosen by `tune`: `ar`"]  # fmt: skip
+    assert table[2].split(" | ")[1:4] == [
+        "53.3 [45.7, 64.0]",
+        "58.7 [44.0, 88.0]",
+        "0.40 [0.40, 0.40]",
+    ]
+    assert "n = 16 held-out prompts" in " ".join(lines)
 
 
 def test_published_figures_are_the_scripts() -> None:
     path = publish.RESULTS / publish.NAME
     if not path.exists():
         pytest.skip("no measured result yet")
-    page = publish.PAGE.read_text("utf-8")
-    assert publish.written(page, json.loads(path.read_text("utf-8"))) == page
+    for page, text in publish.pages(json.loads(path.read_text("utf-8"))).items():
+        assert page.read_text("utf-8") == text
 
 
 def test_prompts_and_packages() -> None:
