@@ -9,6 +9,7 @@ ENGINES := .venv-engines
 ENGINES_READY := $(ENGINES)/.done
 IN_ENGINES = LD_PRELOAD=$(CURDIR)/$(ENGINES)/lib/libiomp5.so \
   SPECCTL_SGLANG_WHEEL="$$(echo $(ENGINES)/wheels/sglang-*.whl)" $(ENGINES)/bin/pytest -o filterwarnings=default -n 2 --dist loadfile --no-loadscope-reorder
+NO_ENGINE := assisted chains drafter_kinds export gguf_files llamacpp_clock plugin_packages recording
 REHEARSAL := ../shared/gpu/rehearse.sh
 PROMPTS := specctl/embedded/prompts.jsonl
 TEXT := draft_logp,parent_entropy,depth,copy_length
@@ -85,8 +86,8 @@ dist: $(READY)  ## Set up, build sdist and wheel in dist/ and check them; second
 
 engines: $(ENGINES_READY)  ## Set up vLLM's CPU build apart and run the plugin in it; minutes.
 	@# What needs no engine runs in `make test`, and in both nightly. The longest file goes first.
-	$(IN_ENGINES) $(foreach name,assisted chains drafter_kinds export llamacpp_clock plugin_packages recording,\
-	  --ignore tests/engines/test_$(name).py) tests/engines/test_vllm_metrics.py tests/engines
+	$(IN_ENGINES) $(NO_ENGINE:%=--ignore tests/engines/test_%.py) tests/engines/test_vllm_metrics.py \
+	  tests/engines
 
 nightly: $(READY) $(ENGINES_READY)  ## Set up and run the long campaigns: faults, storms, fuzzing, engines; hours.
 	SPECCTL_TEST_ENGINES=all $(IN_ENGINES) -n 0 -m "nightly or not nightly" tests/engines
