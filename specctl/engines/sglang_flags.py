@@ -99,7 +99,8 @@ def write(policy: Policy, serving: Serving) -> Export:
     conditions = (
         "A batch counts as the captured size that it is padded to: capture graphs at the last size "
         "of every range (--cuda-graph-bs-decode).",
-        "Attention data parallelism, two-batch overlap and PD multiplexing switch this off.",
+        "Attention data parallelism, multi-layer EAGLE, two-batch overlap and PD multiplexing "
+        "switch this off.",
     )
     return Export(tuple(flags), files={ADAPTIVE_FILE: text}, notes=conditions)
 

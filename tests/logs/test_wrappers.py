@@ -108,6 +108,15 @@ WRAPPERS: dict[str, Callable[[Lines], Lines]] = {
     "syslog": each("<30>1 2026-09-22T09:34:10Z node7 vllm 4242 - - {line}"),
     "JSON logger": as_json(lambda line, n: {"levelname": "INFO", "message": line, "process": 7}),
     "JSON logger, msg": as_json(lambda line, n: {"level": "info", "msg": line, "ts": 1.7e9 + n}),
+    "llama.cpp --log-jsonl": as_json(
+        lambda line, n: {
+            "type": "log",
+            "time": 13_994_928 + n,
+            "level": "info",
+            "msg": line + "\n",
+        },
+        separators=(",", ":"),
+    ),
     "JSON logger, event": as_json(lambda line, n: {"event": line, "timestamp": Z}),
     "JSON in JSON": as_json(
         lambda line, n: {"log": json.dumps({"message": line}) + "\n", "stream": "stderr", "time": Z}
