@@ -324,8 +324,7 @@ def _history(entry: Entry) -> list[Message]:
 
 def _strings(entry: Entry, *keys: str) -> list[str]:
     """The texts under some keys, without blank ones."""
-    found = [(key, entry.row.get(key)) for key in keys]
-    texts = [entry.text(value, repr(key)) for key, value in found if isinstance(value, str)]
+    texts = [entry.text(value, repr(key)) for key in keys if (value := entry.row.get(key))]
     return [text for text in texts if not is_blank(text)]
 
 

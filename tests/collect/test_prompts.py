@@ -223,6 +223,8 @@ UNUSABLE: dict[str, list[Any]] = {
     "not UTF-8": [b'{"prompt": "\xff"}'],
     "'context' contains half a surrogate pair": [b'{"prompt": "x", "context": "\\ud800"}'],
     "'system' contains half a surrogate pair": [b'{"prompt": "x", "system": "\\ud800"}'],
+    "'context' must be a string, not an object": [{"question": "x", "context": {"title": ["t"]}}],
+    "'system' must be a string, not a list": [GOOD | {"system": ["s"]}],
     "'answer' contains half a surrogate pair": [b'{"prompt": "x", "answer": "\\ud800"}'],
     "no key of a prompt": [
         batch("x"), {"title": "t", "body": "x"}, {"query": "x"}, {}, {"prompt": None},
