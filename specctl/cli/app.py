@@ -31,8 +31,8 @@ FIRST_SCREEN = """\
 A server's log, of vLLM, SGLang or llama.cpp: which draft length at each load, and when off
   specctl import server.log
 
-A pair: three commands to the fastest draft length or policy for your load. TARGET and DRAFTER are
-folders or hub ids, PROMPTS is a file of 70 prompts or more. Once, the time of a round there:
+A target and a drafter, folders or hub ids: three commands to the fastest draft length or policy for
+your load. PROMPTS is a file of 70 prompts or more. Once on the machine, what a round costs:
   specctl profile -o cost_model.json --target TARGET --drafter DRAFTER
 
 vLLM: start it as the first command prints, and send it your prompts
