@@ -14,8 +14,8 @@
 | `role` beside a text (OASST)               | a line is one message: only a user's is a prompt   |
 | `body` (a request of an OpenAI batch file) | what is asked last; all before it is given         |
 
-A message is `role`/`content` (a text, or text parts, joined by line feeds as vLLM 0.32 joins them,
-vllm/renderers/chat_utils.py) or `from`/`value`. The shapes are those of SpecForge, ShareGPT, the
+A message is `role`/`content` (a text, or text parts, joined by line feeds as vLLM 0.33 joins them,
+vllm/renderers/chat_utils) or `from`/`value`. The shapes are those of SpecForge, ShareGPT, the
 chat datasets of the Hugging Face Hub, MT-Bench, Alpaca, Dolly, OpenOrca, TRL, and of
 `vllm run-batch` (vllm/entrypoints/launchers/run_batch.py). `prompt_files` has the kinds of files.
 

@@ -171,7 +171,7 @@ def _served(entry: Entry) -> tuple[TurnText, bool]:
     A text without its reasoning or its calls of tools is not all that the model wrote; token ids,
     which vLLM adds on request (`return_token_ids`), are. `stop_reason` is vLLM's: null where the
     end of text ended the answer, and no word of `stop` (vllm/entrypoints/openai/chat_completion/
-    protocol.py of 0.32).
+    protocol.py of 0.32 and 0.33).
     """
     answer = _object(entry.row.get("response"))
     body = _object(answer.get("body"))

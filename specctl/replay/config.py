@@ -17,9 +17,9 @@ Engine = Literal["specctl", "vllm", "llamacpp"]
 - `specctl`: `DecodeLoop.step`, and SGLang 0.5.23 without overlap scheduling. Requests join as slots
   become free. Their prompts are read one after another while the others wait; then all active
   requests decode one round. A length by batch size counts the decoding requests.
-- `vllm` (0.32, synchronous scheduling): prompts share the forward of the other requests' rounds,
-  and their requests decode from the next step on. A length by batch size counts the requests
-  *scheduled* one step earlier, prompts included, when the drafts were made.
+- `vllm` (0.32 and 0.33, synchronous scheduling): prompts share the forward of the other requests'
+  rounds, and their requests decode from the next step on. A length by batch size counts the
+  requests *scheduled* one step earlier, prompts included, when the drafts were made.
 - `llamacpp` (build 11549): as vLLM, but drafts are made in the step that verifies them. Its rules
   at the end of a text hold for single requests too: `replay.llamacpp`.
 """

@@ -145,7 +145,7 @@ def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("SPECCTL_VLLM", TRACED.to_json())
     monkeypatch.setattr(vllm, "__version__", "0.99.0+cpu")
-    with pytest.raises(EngineError, match=r"tested in vLLM 0\.32\.0, and this is 0\.99\.0"):
+    with pytest.raises(EngineError, match=r"tested in vLLM .* and this is 0\.99\.0"):
         vllm_plugin.register()
     monkeypatch.delattr(SpecDecodeBaseProposer, "_sample_draft_tokens")
     with pytest.raises(EngineError, match="_sample_draft_tokens"):
