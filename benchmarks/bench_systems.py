@@ -161,15 +161,17 @@ class Study(Stages):
             found["llama.cpp"] = self.verb(title, "clock-llamacpp.json", *words, *pair, *LLAMACPP)
         return found | {"H100": Path("h100-llama-3.1-8b-eagle")}
 
-    def lossy(self, name: str) -> dict[str, Any]:
-        """The report of a relaxed acceptance, whether it is certified or not."""
+    def lossy(self, name: str) -> dict[str, Any] | None:
+        """The report of a relaxed acceptance, whether it is certified or not; None where there are
+        too few questions to try."""
         verb, *more = LOSSY[name]
         title, runs = f"{name}: right answers with its acceptance", self.folder / f"{verb}-answers"
         words = ("fit", verb, self.prompts(MEASURE), *more, *self.pair, "--batch-size", 8)
         size = ("--max-new-tokens", self.given.answer_tokens, "--runs", runs)
         resume = ("--resume",) if runs.exists() else ()
         self.verb(title, verb, *words, *size, *resume, passes=(TOO_FEW,))
-        return dict(json.loads((runs / "report.json").read_text("utf-8")))
+        report = runs / "report.json"
+        return page.judged(json.loads(report.read_text("utf-8"))) if report.exists() else None
 
 
 def spec_bench(path: Path, target: Path) -> list[dict[str, Any]]:
@@ -215,7 +217,7 @@ def run(study: Study) -> dict[str, Any]:
     rows = json.loads(study.stage(title, "tables.json", tables).read_text("utf-8"))
     return rows | {
         "ladders": ladders,
-        "lossy": {name: page.judged(study.lossy(name)) for name in LOSSY},
+        "lossy": {name: study.lossy(name) for name in LOSSY},
         "clocks": {name: page.clock_facts(model) for name, model in clocks.items()},
         "options": study.options,
         "seconds": study.seconds,

@@ -209,10 +209,10 @@ def _of_times(result: Row) -> str:
 def lossy(result: Row) -> Iterator[str]:
     """One sentence for each relaxed acceptance."""
     for name, of in result["lossy"].items():
-        trial = of["trial"]
-        if not of["num_checked"]:
-            yield f"{name}: no prompt has an answer to compare with."
+        if of is None:
+            yield f"{name}: not judged, since too few questions have an answer to compare with."
             continue
+        trial = of["trial"]
         kept = "is certified" if trial["certified"] else "is not certified"
         more = f" (about {of['needed']} prompts would decide)" if of["needed"] else ""
         yield (
