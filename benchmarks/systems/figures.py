@@ -31,8 +31,11 @@ from specctl.policy import (
     build_shape,
 )
 from specctl.replay.cost.model import CostModel
+from specctl.replay.held_out import logged_prompts
 from specctl.replay.metrics import LoadClock, by_prompt, expansion_support, request_sums
-from specctl.replay.rounds import replay
+from specctl.replay.rounds import Rounds, replay, walk_outcomes
+from specctl.replay.static import static_submissions
+from specctl.replay.tune.candidates import STATIC, static_settings
 from specctl.runtime.words import words_of
 from specctl.stats import Resamples
 
@@ -57,10 +60,10 @@ def static(depth: int) -> list[Shape]:
     return [StaticTree(**of, num_tokens=n) for n in SIZES if depth < n <= 1 + TOP_K * depth]
 
 
-def every_static() -> list[Shape]:
-    """Plain decoding, chains, and trees of all depths."""
-    chains = [Chain(num_draft_tokens=n) for n in (*range(1, 9), 10)]
-    return [RootOnly(), *chains, *(tree for depth in (2, 3, 4, 6, 8) for tree in static(depth))]
+def every_static(log: DenseLog) -> list[Shape]:
+    """Plain decoding, and the chains and trees that `tune` and `ladder` search on this log."""
+    found = [one.policy.shape for word in STATIC for one in static_settings(word, log.support)]
+    return [RootOnly(), *(shape for shape in found if not isinstance(shape, RootOnly))]
 
 
 def turned(shape: Shape, depth: int | None = None) -> list[Shape]:
@@ -100,16 +103,18 @@ class Side:
     """The prompts that settings are chosen on, or measured on; each policy is replayed once."""
 
     traces: TraceSet
+    log: DenseLog
     clocks: Mapping[str, CostModel]
     known: dict[str, Floats] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path, clocks: Mapping[str, CostModel]) -> Side:
-        return cls(TraceSet.open(folder, verify=False), clocks)
+        traces = TraceSet.open(folder, verify=False)
+        return cls(traces, DenseLog.open(traces), clocks)
 
     @cached_property
     def prompts(self) -> tuple[str, ...]:
-        return tuple(sorted(self.traces.prompt_ids))
+        return tuple(logged_prompts(self.traces))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -120,14 +125,21 @@ class Side:
         """`[N, P, S]`, a row for every prompt."""
         policies = {one.model_dump_json(): Policy(shape=one) for one in shapes}
         new = {key: one for key, one in policies.items() if key not in self.known}
-        for key, run in zip(
-            new, replay(DenseLog.open(self.traces), [*new.values()], with_bounds=False), strict=True
-        ):
+        keys, wanted = [*new], [*new.values()]
+        for place, run in self._runs(wanted):
             columns = {name: request_sums(run)[name] for name in SUMS}
             for name, model in self.clocks.items():
                 columns[name] = request_sums(run, LoadClock(model))["time_us"]
-            self.known[key] = by_prompt(run.positions, columns).select(self.prompts).table
+            self.known[keys[place]] = by_prompt(run.positions, columns).select(self.prompts).table
         return np.stack([self.known[key] for key in policies])
+
+    def _runs(self, policies: Sequence[Policy]) -> Iterator[tuple[int, Rounds]]:
+        """The rounds of each policy, with its place; static ones share their work."""
+        left = dict(enumerate(policies))
+        for place, of in static_submissions(self.log, policies):
+            del left[place]
+            yield place, walk_outcomes(of.policy, of.positions, of.outcomes, of.max_tokens)
+        yield from zip(left, replay(self.log, [*left.values()], with_bounds=False), strict=True)
 
     def column(self, sums: Floats, name: str) -> Floats:
         return np.asarray(sums[..., self.names.index(name)])
@@ -170,12 +182,15 @@ class Figures:
         return flat.reshape(-1, len(sums), sums.shape[2])
 
     def over_fits(self, drawn: Sequence[Floats]) -> Row:
-        """The interval of a figure of every fit, `[1 + B]` each, and the figures by fit."""
+        """The interval of a figure of every fit, `[1 + B]` each, and the figures by fit; null if
+        one of these is undefined."""
         table = np.stack(drawn)
         number, num_resamples = len(table), table.shape[1] - 1
         random = np.random.default_rng(1)
         times = random.multinomial(number, np.full(number, 1 / number), num_resamples)
         weights = np.concatenate([np.ones((1, number)), times]).T / number
+        if not np.isfinite(table[:, 0]).all():
+            return {"value": None, "low": None, "high": None, "by_fit": None}
         found = self.resamples.read((weights * table).sum(0))
         return found.to_json() | {"by_fit": table[:, 0].tolist()}
 
@@ -241,7 +256,7 @@ class Figures:
     def times(self, families: Mapping[str, Sequence[Shape]]) -> Iterator[Row]:
         """Time a token over the fastest static setting's, every setting chosen on other prompts."""
         for clock in self.side.clocks:
-            base = self.fastest(every_static(), clock)
+            base = self.fastest(every_static(self.choice.log), clock)
             theirs = self.side.time(self.drawn([base])[:, 0], clock)
             plain = self.side.time(self.drawn([RootOnly()])[:, 0], clock)
             over_plain = self.over_fits([plain / theirs - 1])
@@ -255,15 +270,17 @@ class Figures:
                 yield {
                     "clock": clock,
                     "family": name,
-                    "setting": words_of(Policy(shape=best[0])) or _knob(best[0]),
+                    "setting": _setting(best[0]),
                     "time": self.over_fits([one / theirs - 1 for one in ours]),
                     "support": min(self.side.support(self.side.sums([one])) for one in best),
                 }
 
 
-def _knob(shape: Shape) -> str:
-    """A fitted shape in the words of what was chosen."""
+def _setting(shape: Shape) -> str:
+    """A shape in words, of a fitted one what was chosen beside the fit."""
     if isinstance(shape, ScoredTree):
         return f"beta {shape.beta:g}, of levels {shape.min_level_prob:g}"
-    size = shape.base.num_tokens if isinstance(shape, EntropyBins) else shape.num_tokens
-    return f"{size} tokens"
+    if isinstance(shape, EntropyBins | SparseGates):
+        size = shape.base.num_tokens if isinstance(shape, EntropyBins) else shape.num_tokens
+        return f"{size} tokens"
+    return str(words_of(Policy(shape=shape)))
