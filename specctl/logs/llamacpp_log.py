@@ -23,7 +23,9 @@ from specctl.logs.server_log import (
     CONTRADICTS,
     CUT,
     MEAN_ERROR,
+    NO_COUNTS,
     NUMBER,
+    STREAMED,
     Interval,
     ServerLog,
     rounds_of,
@@ -115,7 +117,7 @@ class LlamacppLog:
             sums, mean = _SUMS.search(line.text), _MEAN.search(line.text)
             request = _Request(
                 line.spot,
-                line.process,
+                self.log.run(line.process),
                 line.time,
                 (int(sums[1]), int(sums[2])) if sums else None,
                 self._tokens.pop(task, None),
@@ -134,6 +136,11 @@ class LlamacppLog:
             self.log.has_lines = True
             if timed := _EVAL.search(line.text):
                 self._tokens[task] = int(timed[1])
+        elif line.mark.startswith("loading"):
+            if "draft" not in line.mark:
+                self.log.start(line.process)
+            named = "drafter" if "draft" in line.mark else "model"
+            self.log.set(named, line.text.partition("'")[0])
         elif line.mark.startswith("synthetic"):
             self.log.set("synthetic", "--spec-synth-rates and --spec-synth-len")
 
@@ -154,9 +161,12 @@ def answers(name: str, records: Sequence[Any]) -> ServerLog:
     for number, record in enumerate(records, start=1):
         timings, spot = record["timings"], Spot(name, number)
         timings = timings if isinstance(timings, dict) else {}
+        if record.get("stop") is False or record.get("object") == "chat.completion.chunk":
+            log.leave_out(spot, STREAMED)
+            continue
         counts = [timings.get(key, 0) for key in (*keys, "predicted_n", "prompt_n", "cache_n")]
         if "predicted_n" not in timings or not all(isinstance(n, int) and n >= 0 for n in counts):
-            log.leave_out(spot, "has timings without whole counts")
+            log.leave_out(spot, NO_COUNTS)
             continue
         accepted, drafted, tokens, *prompt = counts
         text = sum(prompt) + tokens if "cache_n" in timings else None

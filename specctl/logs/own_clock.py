@@ -49,12 +49,13 @@ def own_advices(logs: Sequence[ServerLog], batch_sizes: Sequence[int]) -> dict[s
     for log in logs:
         if log.intervals:
             methods = log.settings.get("method") or log.settings.get("method argument") or []
-            drafters.setdefault(tuple(methods), []).append(log)
+            own = (*methods, *log.settings.get("drafter", ()))
+            drafters.setdefault(own, []).append(log)
     plain = [step for log in logs if not log.intervals for step in _steps(log)]
-    for own in drafters.values():
-        steps = [step for log in own for step in _steps(log)]
+    for together in drafters.values():
+        steps = [step for log in together for step in _steps(log)]
         if advice := _advice([*plain, *steps], batch_sizes):
-            found |= dict.fromkeys([log.name for log in own], advice)
+            found |= dict.fromkeys([log.name for log in together], advice)
     return found
 
 

@@ -104,7 +104,7 @@ def _processes(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
     named: dict[str, list[Interval]] = {}
     for one in intervals:
         named.setdefault(one.process, []).append(one)
-    before = [0, *(own[-1].spot.number for own in named.values())]
+    before = [None, *(own[-1] for own in named.values())]
     return [
         {
             "process": name,
@@ -112,7 +112,9 @@ def _processes(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
             "mean_acceptance_length": _mean(own)[0],
             "first_line": own[0].spot.number,
             "last_line": own[-1].spot.number,
-            "follows": 0 < last < own[0].spot.number,
+            "follows": last is not None
+            and last.spot.number < own[0].spot.number
+            and (not last.time or last.time != own[0].time),
         }
         for (name, own), last in zip(named.items(), before, strict=False)
     ]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from specctl.errors import InputError
 from specctl.logs.sources import Spot
 
-NUMBER = r"(\d{1,9}(?:\.\d{1,6})?)"
+NUMBER = r"(\d{1,9}\.\d{1,6})"
 MEAN_ERROR, RATE_ERROR = 0.005 + 1e-9, 0.0005 + 1e-9
 """Rounding of two and of three digits behind the point."""
 _MAX_OFF = 20_000
@@ -85,6 +85,12 @@ class ServerLog:
             self._starts[rank] += 1
             self._running.discard(rank)
 
+    def run(self, process: str) -> str:
+        """The name of a process' run, now that it prints a line."""
+        self._running.add(process)
+        starts = self._starts[process]
+        return f"{process or 'the server'}, start {starts + 1}" if starts else process
+
     def add(self, spot: Spot, found: Interval | str, *identity: str) -> None:
         """Adds what a line holds, or the reason why it is left out.
 
@@ -94,10 +100,6 @@ class ServerLog:
         if isinstance(found, str):
             self.leave_out(spot, found)
             return
-        self._running.add(found.process)
-        if starts := self._starts[found.process]:
-            run = f"{found.process or 'the server'}, start {starts + 1}"
-            found = replace(found, process=run)
         key = (found.process, found.time, *identity)
         if found.time and key in self._added:
             self.leave_out(spot, "repeats one of the same process, time and figures")
@@ -162,10 +164,14 @@ BEFORE_0_9 = (
     "counts accepted tokens behind a rejected one)"
 )
 NO_DRAFTS = "drafted no token, as n-grams without a match do"
+STREAMED = "is a part of a streamed answer"
+NO_COUNTS = "has timings without whole counts"
 _COPY = "give the log as the server wrote it"
 _FIX = {
     CUT: "give the file itself, not lines that were copied, or found by grep in split records",
     NO_DRAFTS: "give more of the log",
+    STREAMED: 'send requests without "stream": true, or import the server\'s log',
+    NO_COUNTS: "keep one answer of /v1/completions or /completion a line",
     BEFORE_0_9: "upgrade to vLLM 0.9 or newer, and import its log",
 }
 

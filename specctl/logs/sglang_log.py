@@ -39,6 +39,7 @@ _SPEED = re.compile(rf"gen throughput \(token/s\):\s*{NUMBER}")
 _ARGUMENT = re.compile(
     r"\b(speculative_(?:algorithm|num_steps|num_draft_tokens|eagle_topk|adaptive))'?[:=] ?'?(\w+)"
 )
+_PATH = re.compile(r"\b(model_path|speculative_draft_model_path)'?[:=] ?'([^']*)'")
 _MAX_DEPTH = 256
 _BEFORE_OCTOBER = "SGLang is older than October 2025"
 _DEPTHS: dict[str, Callable[[float, float], float]] = {
@@ -61,6 +62,8 @@ class SglangLog:
             self.log.start(line.process)
             arguments = dict(_ARGUMENT.findall(line.text))
             self._arguments[line.process] = arguments
+            for name, path in _PATH.findall(line.text):
+                self.log.set("model" if name == "model_path" else "drafter", path)
             algorithm = arguments.get("speculative_algorithm")
             if algorithm is not None:
                 self.log.set("speculation", "off" if algorithm == "None" else "on")
@@ -91,7 +94,7 @@ class SglangLog:
         mean, together, held = float(length[1]), int(running[1]), _TEXT.search(text)
         interval = Interval(
             line.spot,
-            line.process,
+            self.log.run(line.process),
             line.time,
             stated_mean=(max(mean - MEAN_ERROR, 1.0), mean + MEAN_ERROR),
             rate=float(rate[1]) if rate else None,

@@ -43,7 +43,12 @@ _SPECULATIVE = re.compile(
     r"speculative_config'?[=:] ?(?:SpeculativeConfig\((?P<old>[^)]*)\)|\{(?P<new>[^{}]*)\}|"
     r"(?P<none>None))"
 )
-_SETTING = re.compile(r"'?(method|num_spec_tokens|num_speculative_tokens)'?[=:] ?'?([\w./\-]+)'?")
+_SETTING = re.compile(
+    r"'?\b(method|model|num_spec_tokens|num_speculative_tokens)'?[=:] ?'?([\w./\-]+)'?"
+)
+_MODEL = re.compile(r"config: model='([^']*)'")
+_CORE = re.compile(r"EngineCore\w* pid=\d+")
+"""The process that starts an engine; another prints its lines."""
 _REPEATED = re.compile(r"\[repeated (\d+)x across cluster\]")
 
 
@@ -59,14 +64,15 @@ class VllmLog:
         mark = line.mark
         load, engine = self._before.get(line.process, (None, ""))
         if mark == "SpecDecoding metrics:":
-            self.log.add(line.spot, _interval(line, load), line.text, engine)
+            found = _interval(line, self.log.run(line.process), load)
+            self.log.add(line.spot, found, line.text, engine)
             if repeated := _REPEATED.search(line.text):
                 reason = "was printed by other processes too, and Ray left those out"
                 self.log.leave_out(line.spot, reason, int(repeated[1]))
         elif mark == "Avg prompt throughput:":
             self.log.has_lines = True
-            if found := _LOAD.search(line.text):
-                load = int(found[2]), float(found[1])
+            if loaded := _LOAD.search(line.text):
+                load = int(loaded[2]), float(loaded[1])
                 self.log.plain.append(load)
             self._before[line.process] = load, line.before.strip()[-11:]
         elif mark == "Speculative metrics:":
@@ -74,9 +80,11 @@ class VllmLog:
         elif mark == "DiffusionDecoding metrics:":
             self.log.leave_out(line.spot, "is of a diffusion model, which drafts nothing")
         elif mark.startswith(("vLLM", "▀▄▀", "Initializing")):
-            self.log.start(line.process)
+            self.log.start(_CORE.sub("", line.process).strip())
             if version := _VERSION.match(line.text):
                 self.log.set("version", version[1].rstrip("."))
+            if model := _MODEL.search(line.text):
+                self.log.set("model", model[1])
             self._settings(line.text)
         elif mark == "non-default args:":
             self._settings(line.text)
@@ -93,13 +101,14 @@ class VllmLog:
         self.log.set("speculation", "on")
         if "'synthetic'" in found[0]:
             self.log.set("synthetic", "rejection_sample_method synthetic")
+        # Arguments name a family of methods by other words than the configuration made of them.
+        of = "" if found["old"] else " argument"
+        names = {"method": f"method{of}", "model": f"drafter{of}"}
         for name, value in _SETTING.findall(found["old"] or found["new"]):
-            # Arguments name a family of methods by other words than the configuration made of them.
-            method = "method" if found["old"] else "method argument"
-            self.log.set(method if name == "method" else "num_draft_tokens", value)
+            self.log.set(names.get(name, "num_draft_tokens"), value)
 
 
-def _interval(line: Line, load: tuple[int, float] | None) -> Interval | str:
+def _interval(line: Line, run: str, load: tuple[int, float] | None) -> Interval | str:
     """The interval of a line, or the reason why it is left out."""
     text = line.text
     mean, tokens, rates = _MEAN.search(text), _TOKENS.search(text), _RATES.search(text)
@@ -123,7 +132,7 @@ def _interval(line: Line, load: tuple[int, float] | None) -> Interval | str:
     num_rounds, is_even = found
     return Interval(
         line.spot,
-        line.process,
+        run,
         line.time,
         (num_rounds, num_rounds),
         drafted,

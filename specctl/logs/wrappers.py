@@ -45,10 +45,13 @@ _MARKS = {
     "acc per pos": r"acc per pos *= *\(",
     "eval time": "(?<!prompt )eval time *= *",
     "stop processing": "stop processing: *",
+    "model '": "loading (?:draft )?model '",
     "synthetic": "synthetic (?:speculative )?acceptance(?: is enabled|: )",
 }
 """Marks by a word of each, for which a line is searched first: much faster."""
 _MARK = re.compile("|".join(_MARKS.values()))
+_ECHO = re.compile(r"Received request |(?:Receive|Finish): obj=|\"(?:prompt|content|input)\": *\"")
+"""Stands before the text of a request, which may quote a log."""
 _ENDS = {
     "SpecDecoding metrics:": re.compile(r"\s*Draft acceptance rate|.*Avg\s*Draft.*:\s*[\d.na]+%"),
     "Decode batch": re.compile(r".*#queue-req:\s*\d"),
@@ -97,6 +100,7 @@ def engine_lines(source: Source) -> Iterator[Line]:
         if earlier and not _STARTS.match(text) and _has_mark(earlier[-30:] + text.strip()[:30]):
             text = earlier + text.strip()  # folded within a mark
         marks = [*_MARK.finditer(text)] if _has_mark(text) else []
+        marks = [] if marks and _ECHO.search(text, 0, marks[0].start()) else marks
         earlier = "" if marks else text.rstrip()
         is_more = not marks and folds < _MAX_FOLDS
         if held and is_more and not _STARTS.match(text) and not _TIME.search(text):

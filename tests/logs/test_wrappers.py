@@ -295,6 +295,20 @@ def test_a_missing_file(tmp_path: Path) -> None:
     assert "a folder" in refused(tmp_path)
 
 
+@pytest.mark.parametrize("engine", LOGS)
+@pytest.mark.parametrize(
+    "echo",
+    [
+        "INFO 11-24 05:00:00 [logger.py:67] Received request cmpl-1: prompt: 'why is {}', x: 1",
+        "[2026-11-25 07:00:01] Receive: obj=GenerateReqInput(rid='1', text='why is {}')",
+        '{{"messages": [{{"role": "user", "content": "why is {}"}}], "stream": true}}',
+    ],
+)
+def test_a_request_that_quotes_a_log_is_no_line_of_it(engine: str, echo: str) -> None:
+    quoted = [echo.format(line) for line in LOGS[engine]]
+    same(engine, "\n".join([*quoted, *LOGS[engine]]))
+
+
 def test_joined_lines_are_read_apart() -> None:
     """Two processes that write at once may lose a line end."""
     first, second = (f"(A pid={n}) INFO 11-24 05:00:10 {vllm_figures(ROUNDS[n])}" for n in (0, 1))
