@@ -86,7 +86,7 @@ def test_commands_of_the_readme_and_the_demo(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "empty" / "report.html").stat().st_size > 10_000
 
 
-def test_python_of_the_readme(run: Run, environment: Path) -> None:
-    [block] = [one for one in blocks("python") if one.page == README and one.reason is None]
+def test_python_of_the_pages(run: Run, environment: Path) -> None:
+    block = next(one for one in blocks("python") if one.page.name == "python-api.md")
     printed = run("python", "-c", f"{block.code}\nimport specctl\nprint(specctl.__file__)\n")
     assert Path(printed.splitlines()[-1]).is_relative_to(environment)
