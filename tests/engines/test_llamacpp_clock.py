@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,14 @@ import pytest
 pytest.importorskip("gguf", reason="no gguf here; make engines has it")
 
 from specctl.embedded import embedded_path
+from specctl.engines import llamacpp_clock
 from specctl.engines.gguf_files import write_gguf, write_model
-from specctl.engines.llamacpp_clock import Wave, fit
+from specctl.engines.llamacpp_clock import Setup, Wave, fit, wave
+from specctl.engines.llamacpp_server import Answer, Timings
 from specctl.errors import EngineError
 from specctl.replay.cost.files import load_cost_model
 from specctl.replay.cost.model import Steps
+from specctl.replay.cost.rates import EngineCost
 from tests.cli.command import refuses, specctl
 
 RATES = {
@@ -63,7 +67,9 @@ def made_up(noise: float, jump_us: float = 0.0) -> list[Wave]:
 
 def test_rates_are_found(files: tuple[Path, Path]) -> None:
     """Chains that were not timed cost what they should; a level differs from a token."""
-    model = fit(made_up(0.02), "build 11549", *files)
+    waves = made_up(0.02)
+    model = fit(waves, "build 11549", *files)
+    assert model.num_steps == len(waves) - model.held_out.num_steps
     for batch, length, tested in ((1, 5, 6), (3, 2, 1), (4, 6, 2)):
         verified, cached = batch * (1 + tested), batch * 128
         counts = (1, batch, verified, cached, 1, length, length * batch)
@@ -71,7 +77,8 @@ def test_rates_are_found(files: tuple[Path, Path]) -> None:
         steps = Steps(batch, verified, 128, length, 1, 1)
         assert float(model.round_us(steps)) == pytest.approx(expected, rel=0.05)
     assert model.held_out.total == pytest.approx(0, abs=0.03)
-    assert model.verify_prompt_token_us + model.draft_prompt_token_us == pytest.approx(300, rel=0.1)
+    assert model.verify_prompt_token_us == pytest.approx(300, rel=0.1)
+    assert model.draft_prompt_token_us == 0, "no plain server told it apart"
 
 
 def test_a_kernel_for_several_tokens_is_found(files: tuple[Path, Path]) -> None:
@@ -88,6 +95,44 @@ def test_a_kernel_for_several_tokens_is_found(files: tuple[Path, Path]) -> None:
     assert chain_us - plain_us == pytest.approx(8350, rel=0.05)
     assert float(model.prefill_us(256, drafts=False)) == pytest.approx(1020 + 300 * 256, rel=0.1)
     assert model.held_out.median < 0.03
+
+
+def timings_of(num_read: int, num_tokens: int) -> dict[str, Any]:
+    """Of chains of 3, a token of which is accepted: rounds of 2.5 ms that emit two tokens."""
+    rounds = max(1, (num_tokens - 1) // 2)
+    return {
+        "prompt_n": num_read,
+        "prompt_ms": 1 + 0.3 * num_read,
+        "predicted_n": num_tokens,
+        "predicted_ms": 2.5 * rounds,
+        "draft_n": 3 * rounds,
+        "draft_n_accepted": max(0, num_tokens - 1 - rounds),
+    }
+
+
+def test_a_wave_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request joins two that decode: answers of 2 and of 18 tokens, 7 rounds apart."""
+    decoding = SimpleNamespace(done=lambda: False, result=lambda: None)
+    pool = nullcontext(SimpleNamespace(submit=lambda *_, **__: decoding))
+    monkeypatch.setattr(llamacpp_clock, "ThreadPoolExecutor", lambda _: pool)
+
+    def complete(prompt: Sequence[int], num_tokens: int, **_: object) -> Answer:
+        return Answer("", (), Timings(**timings_of(len(prompt), num_tokens)))
+
+    client: Any = SimpleNamespace(complete=complete)
+    running = Setup(lambda: client, None)
+    [found] = wave(client, running, [5] * 30, 3)
+    assert found == Wave(3, 12.0, 0, 3 * (30 + 10), 3.0, True, 2500.0)
+    _, prompt = wave(client, running, [5] * 30, 1)
+    assert prompt == Wave(1, 0.0, 30, 0.0, 0.0, True, 10_000.0)
+
+
+def test_a_size_that_was_timed_twice_is_held_out_once(files: tuple[Path, Path]) -> None:
+    sizes = range(1, 11)
+    waves = [Wave(1, size, 0, 64, 0, False, 900.0 + 350 * size) for size in sizes]
+    model = fit(2 * waves, "build 11549", files[0], None)
+    assert model.verify_sizes == tuple(sizes)
+    assert model.held_out.num_steps == 4
 
 
 @contextmanager
@@ -124,16 +169,10 @@ def stub(mode: str, model: str = "target.gguf") -> Iterator[str]:
             elif mode == "has no times":
                 self.answer(b'{"content": "a"}')
             else:
-                self.answer(json.dumps(completion(body)).encode())
-
-    def completion(body: Any) -> Any:
-        length, read = body["n_predict"], len(body["prompt"])
-        rounds = max(1, (length - 1) // 2)
-        timings = {"prompt_n": read, "prompt_ms": 1 + 0.3 * read}
-        timings |= {"predicted_n": length, "predicted_ms": 2.5 * rounds}
-        if mode != "drafts nothing":
-            timings |= {"draft_n": 3 * rounds, "draft_n_accepted": length - 1 - rounds}
-        return {"content": "a", "timings": timings}
+                timings = timings_of(len(body["prompt"]), body["n_predict"])
+                if mode == "drafts nothing":
+                    timings |= {"draft_n": 0, "draft_n_accepted": 0}
+                self.answer(json.dumps({"content": "a", "timings": timings}).encode())
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.handle_error = lambda *_: None  # type: ignore[method-assign]
@@ -189,10 +228,26 @@ def test_versions_and_files_of_servers(files: tuple[Path, Path], tmp_path: Path)
     assert "serves other.gguf, and --target is target.gguf" in told
 
 
+def test_requests_that_did_not_run_together_are_no_wave(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The server answers at once, so that the others have ended when the timed one runs."""
+    target, drafter = files
+    engine = ("profile", "--engine", "llamacpp", "--target", target, "--drafter", drafter)
+    engine += ("--batch-sizes", "1,4", "--contexts", "16,48", "-o", tmp_path / "clock.json")
+    with stub("") as url:
+        assert "4 requests did not run together" in specctl(*engine, "--url", url).err
+    model = load_cost_model(tmp_path / "clock.json")
+    assert isinstance(model, EngineCost)
+    assert model.support.batch_size.high == 1
+
+
 def test_files_that_cannot_be_timed_or_served(files: tuple[Path, Path], tmp_path: Path) -> None:
     target, _ = files
     engine = ("profile", "--engine", "llamacpp", "--quick", "--contexts", "16")
-    assert "GGUF files, and embedded is none" in refuses(2, *engine, "--target", "embedded")
+    (tmp_path / "model.bin").touch()
+    for name in ("embedded", tmp_path / "model.bin"):
+        assert f"GGUF files, and {name} is none" in refuses(2, *engine, "--target", name)
     for option in (("--dtype", "float32"), ("--url", "http://127.0.0.1:9", "--threads", 1)):
         assert "would be ignored" in refuses(2, *engine, "--target", target, *option)
     whole, cut = target.read_bytes(), tmp_path / "cut.gguf"
