@@ -94,7 +94,7 @@ def progress(label: str, total: int | None) -> Iterator[Tick]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        with _lines_of_progress(label, total) as tick:
+        with lines_of_progress(label, total) as tick:
             yield tick
         return
     columns = rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn()
@@ -105,29 +105,55 @@ def progress(label: str, total: int | None) -> Iterator[Tick]:
         yield lambda count: bar.advance(task, count)
 
 
+@dataclass(eq=False)
+class _Counted:
+    """Work that a line of progress names."""
+
+    label: str
+    total: int | None
+    done: int = 0
+
+    def __str__(self) -> str:
+        counts = "" if self.total is None else f": {self.done:,} of {self.total:,}"
+        return f"{self.label}{counts}"
+
+
+_work: list[_Counted] = []
+"""The work under way, outermost first; the outermost has the thread that writes the lines."""
+
+
 @contextmanager
-def _lines_of_progress(label: str, total: int | None) -> Iterator[Tick]:
-    started, done, is_over = time.monotonic(), 0, threading.Event()
+def lines_of_progress(label: str, total: int | None = None) -> Iterator[Tick]:
+    """A line on standard error every `LINE_S`, off a terminal, with all work under way."""
+    own, is_over = _Counted(label, total), threading.Event()
+    _work.append(own)
+    thread = threading.Thread(target=_report, args=(is_over,), name="progress", daemon=True)
+    if _work[0] is own:
+        thread.start()
 
     def advance(count: int) -> None:
-        nonlocal done
-        done += count
+        own.done += count
 
-    def report() -> None:
-        while not is_over.wait(LINE_S):
-            counts = "" if total is None else f": {done:,} of {total:,}"
-            spent = timedelta(seconds=round(time.monotonic() - started))
-            with suppress(AttributeError, OSError, ValueError):  # standard error was closed
-                sys.stderr.write(f"{label}{counts}, {spent} so far\n")
-                sys.stderr.flush()
-
-    thread = threading.Thread(target=report, name="progress", daemon=True)
-    thread.start()
     try:
         yield advance
     finally:
-        is_over.set()
-        thread.join()
+        _work.remove(own)
+        if thread.is_alive():
+            is_over.set()
+            thread.join()
+
+
+def _report(is_over: threading.Event) -> None:
+    started = time.monotonic()
+    while not is_over.wait(LINE_S):
+        from rich.console import Console
+
+        with suppress(AttributeError, OSError, ValueError):  # standard error was closed
+            if Console(stderr=True).is_terminal:  # whose bars say it
+                return
+            spent = timedelta(seconds=round(time.monotonic() - started))
+            sys.stderr.write(f"{', '.join(map(str, _work))}, {spent} so far\n")
+            sys.stderr.flush()
 
 
 @contextmanager

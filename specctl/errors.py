@@ -302,6 +302,12 @@ class ClockError(SpecctlError):
     exit_code = 11
 
 
+class SetupError(SpecctlError):
+    """A machine on which something of specctl does not work, by `doctor`."""
+
+    exit_code = 12
+
+
 NO_MEMORY = re.compile(
     "bad_alloc|aunch worker thread|[Cc]an(no|')t allocate memory|can't start new thread"
 )

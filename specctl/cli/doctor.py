@@ -15,7 +15,7 @@ import typer
 from specctl.cli.app import app
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
-from specctl.errors import SpecctlError, UsageError, one_line
+from specctl.errors import SetupError, SpecctlError, UsageError, one_line
 from specctl.formatting import Table, count, listed
 from specctl.progress import advance, progress
 from specctl.runtime.config import ModelsConfig
@@ -49,7 +49,7 @@ def doctor(
     """Check what specctl needs: each line is ok or says what to do.
 
     Device, models (loaded, what was read of the drafter and what was assumed, and a text decoded),
-    registry, vLLM's plugin. Exit code 1 where anything is wrong.
+    registry, vLLM's plugin. Exit code 12 where anything is wrong.
     """
     given = dict(zip(("target", "drafter"), pair or (), strict=False))
     twice = [name for name in given if f"--{name}" in models.changed]
@@ -81,9 +81,7 @@ def doctor(
 
     def end() -> None:
         if wrong:
-            raise SpecctlError(
-                f"doctor found {listed(wrong)} wrong", hint="do what their lines say"
-            )
+            raise SetupError(f"doctor found {listed(wrong)} wrong", hint="do what their lines say")
 
     return Answer([asdict(one) for one in findings], [Table("", ("", "", ""), rows, left=3)], end)
 

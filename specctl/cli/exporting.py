@@ -45,13 +45,16 @@ def export(
         None, "Model that the engine serves", default="that of the artifact's pair, else TARGET"
     ),
     drafter: str | None = option(
-        None, "Drafter: folder, hub id, 'embedded[:small]'", default="that of the artifact's pair"
+        None,
+        "Drafter: folder, hub id, 'embedded[:small]'; the target, if it has layers for MTP",
+        default="that of the artifact's pair",
     ),
     method: Kind | None = option(
         None,
         "Kind of a drafter that is not here: eagle3, eagle, peagle, medusa, mlp_speculator, "
-        "dflash, dspark, mtp, draft_model",
-        default="read from its folder",
+        "dflash, dspark, mtp, draft_model. N-grams have no drafter: `specctl import` names their "
+        "length",
+        default="read from its config.json, also the hub's",
     ),
     max_batch_size: PositiveInt | None = option(
         None, "Requests that the engine runs together at most", default="the engine's own"

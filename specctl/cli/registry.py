@@ -19,6 +19,7 @@ from specctl.cli.app import group, registry_app
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import CodedError, UsageError
+from specctl.formatting import listed
 from specctl.records import option
 from specctl.registry import listing
 from specctl.registry.log import Logged
@@ -415,8 +416,11 @@ def trust_add(
     From then on these names need a signature of a trusted key.
     """
     key = TrustedKey.of(load_public(public_key), names=names, comment=comment)
-    edit_trust(trust, lambda known: known.with_key(key))
-    return Answer({"key_id": key.key_id}, [f"trusted {key.key_id}"])
+    before = edit_trust(trust, lambda known: known.with_key(key)).key(key.key_id)
+    replaced = "" if before is None else f", in place of {listed(before.names)}"
+    shown = [f"trusted {key.key_id} for {listed(key.names)}{replaced}"]
+    data = {"key_id": key.key_id, "names": key.names, "replaced": before and before.names}
+    return Answer(data, shown)
 
 
 @verb(trust_app, "revoke")

@@ -280,7 +280,8 @@ def verb(
         def called(**given: Any) -> None:
             started = time.time()
             try:
-                found = answer(**given)
+                with console.lines_of_progress(words):
+                    found = answer(**given)
                 console.say(found, as_json=given[JSON.name], wide=given.get(WIDE.name, False))
             except KeyboardInterrupt:
                 left = leaves(given) if leaves else what_is_left(given.get("out"), started)

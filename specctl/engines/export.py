@@ -36,7 +36,7 @@ from specctl.policy import (
 from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, TuneConfig
 from specctl.runtime.checkpoints import WORDS, Kind, block_size, methods_of
-from specctl.runtime.identity import local_folder, model_folder
+from specctl.runtime.identity import config_from_hub, local_folder, model_folder
 from specctl.runtime.words import (
     NamedPolicy,
     names_artifact,
@@ -172,7 +172,7 @@ def drafter_of(
     """The drafter for an engine: the given one, or that of the artifact's pair.
 
     Args:
-        method: its kind; None reads the folder, or the hub's model in the local cache.
+        method: its kind; None reads the folder, or config.json of a hub id, which is fetched.
         target: the served model, which may be its own drafter.
 
     Returns:
@@ -188,13 +188,15 @@ def drafter_of(
     if name is None:
         return None
     folder = local_folder(name, embedded_default="eagle3")
-    if folder is None:
-        if method is None:
-            raise UsageError(
-                f"drafter {name} is of unknown kind: it is no folder and no downloaded model",
-                hint=f"give --method {' or '.join(get_args(Kind))}, or --drafter FOLDER",
-            )
+    if folder is None and method is not None:
         return EngineDrafter(model=name, method=method)
+    try:
+        folder = folder or config_from_hub(name)
+    except ModelError as error:
+        raise UsageError(
+            f"drafter {name} is of unknown kind, as it is no folder: {error.message}",
+            hint=f"give --method {' or '.join(get_args(Kind))}, or --drafter FOLDER",
+        ) from error
     is_here = os.path.exists(name) or name.partition(":")[0] == "embedded"
     shown, kinds = str(folder.absolute()) if is_here else name, methods_of(folder)
     if method is not None and method not in kinds:

@@ -199,7 +199,8 @@ def write(policy: Policy, serving: Serving) -> Export:
     if triples:
         notes.append(
             "vLLM looks up the length by the requests scheduled in a step, prompts included, and "
-            "uses it for the next step. Data parallelism switches this off."
+            "uses it for the next step; more requests than the table names keep its last length. "
+            "Data parallelism switches this off."
         )
     if not decides and trace is None:
         return Export(tuple(flags), files=files, notes=tuple(notes))
@@ -211,7 +212,8 @@ def write(policy: Policy, serving: Serving) -> Export:
     }
     notes.append(
         "Install specctl where vLLM is. Its plugin needs vLLM's V1 model runner and synchronous "
-        "scheduling, which these settings choose."
+        f"scheduling, which these settings choose. Without {VARIABLE} it does nothing: to take it "
+        "out, start vLLM without these settings."
     )
     flags.append("--no-async-scheduling")
     if trace is not None:

@@ -236,8 +236,11 @@ def trust_path() -> Path:
     return config_home() / "trust.json"
 
 
-def edit_trust(path: Path | None, change: Callable[[Trust], Trust]) -> None:
+def edit_trust(path: Path | None, change: Callable[[Trust], Trust]) -> Trust:
     """Changes a trust file whole or not at all, one process at a time; see `Trust.load`.
+
+    Returns:
+        The trust before the change.
 
     Raises:
         OutputError: it cannot be written.
@@ -248,10 +251,12 @@ def edit_trust(path: Path | None, change: Callable[[Trust], Trust]) -> None:
         lock = os.open(f"{place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        changed = change(Trust.load(place) if place.exists() else Trust())
+        before = Trust.load(place) if place.exists() else Trust()
+        changed = change(before)
         with output_errors(place, "trust file", WRITABLE):
             # Only its owner may write, whatever the umask.
             replace_file(place, changed.to_bytes(), mode=0o644)
+        return before
     finally:
         os.close(lock)
 

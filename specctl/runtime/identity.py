@@ -92,6 +92,23 @@ def local_folder(name: str, *, embedded_default: str) -> Path | None:
     return Path(config).parent if isinstance(config, str) else None
 
 
+def config_from_hub(name: str) -> Path:
+    """The folder of a hub id's config.json, which alone is fetched.
+
+    Raises:
+        ModelError: no hub id, or the hub does not give it.
+    """
+    check_model(name)
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "config.json")).parent
+    except Exception as error:  # of the hub, HTTP, the OS or validation
+        raise ModelError(
+            f"config.json of {name!r} cannot be fetched: {_why_not_fetched(error)}"
+        ) from error
+
+
 def model_folder(
     name: str, *, embedded_default: str, revision: str | None = None, cache: str | None = None
 ) -> Path:

@@ -16,6 +16,7 @@ import typer
 from specctl.cli import load_all_verbs
 from specctl.cli.app import FIRST_SCREEN
 from specctl.embedded import embedded_path
+from specctl.errors import SetupError
 from tests.cli.command import passes, specctl, write_lines
 from tests.cli.conftest import SMALL
 from tests.runtime.checkpoints import publish
@@ -88,7 +89,7 @@ def test_doctor_says_ok_and_what_to_do(
     assert "torch 2" in found["device"]["found"]
     monkeypatch.setenv("SPECCTL_REGISTRY", str(tmp_path / "absent"))
     ended = specctl("doctor", "--json")
-    assert ended.code == 1
+    assert ended.code == SetupError.exit_code
     assert "registry wrong" in ended.err
     assert {one["what"]: one for one in json.loads(ended.out)}["registry"]["fix"]
 
@@ -107,7 +108,7 @@ def test_doctor_takes_a_pair_and_says_what_was_assumed(tmp_path: Path) -> None:
     assert "of 64 tokens of its target" in said
     block = publish(tmp_path / "block", {"architectures": ["DFlashDraftModel"]}, ())
     ended = specctl("doctor", "embedded", block, "--json")
-    assert ended.code == 1
+    assert ended.code == SetupError.exit_code
     found = {one["what"]: one for one in json.loads(ended.out)}
     assert (found["models"]["state"], found["drafter"]["state"]) == ("wrong", "-")
     assert "is a DFlash block drafter" in found["models"]["found"]

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from specctl import console
+from specctl.cli.verbs import verb
 from specctl.collect.trace_writer import TraceWriter
-from specctl.console import show_json
+from specctl.console import Answer, show_json
 from specctl.errors import StoreError
 from specctl.logs.trace_set import TraceSet
 from specctl.stores.local import LocalStore
@@ -61,15 +63,33 @@ def test_progress_off_a_terminal_is_a_line_at_a_time(
     """Also of work that counts nothing, such as loading; none before the first interval ends."""
     monkeypatch.setattr(console, "LINE_S", 0.01)
     said = ""
-    with console.progress("prompts", total) as tick:
+    with console.lines_of_progress("collect"), console.progress("prompts", total) as tick:
         tick(5)
-        while line not in said:
+        while f"collect, {line}" not in said:
             said += capsys.readouterr().err
     monkeypatch.setattr(console, "LINE_S", 3600.0)
     capsys.readouterr()
     with console.progress("prompts", total) as tick:
         tick(5)
     assert capsys.readouterr().err == ""
+
+
+def test_every_verb_writes_such_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one whose work opens no bar."""
+    verbs = typer.Typer()
+
+    @verb(verbs)
+    def slow() -> Answer:
+        """Wait for a line."""
+        while not (said := capsys.readouterr().err):
+            pass
+        return Answer({}, [said])
+
+    monkeypatch.setattr(console, "LINE_S", 0.01)
+    verbs([], standalone_mode=False)
+    assert capsys.readouterr().out.startswith("slow, 0:00:00 so far\n")
 
 
 def in_a_shell(

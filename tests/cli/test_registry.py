@@ -326,7 +326,9 @@ def test_signed_trusted_verified_revoked(key: Path, tmp_path: Path) -> None:
     verify = ("registry", "verify-signature", folder, "--name", NAME)
     assert "E_SIG" in refuses(ARTIFACT, *verify)
     assert "no key is trusted yet" in passes("registry", "trust", "list").out
-    passes("registry", "trust", "add", public, "--name", "embedded*")
+    passes("registry", "trust", "add", public, "--name", "x", "--name", "y*")
+    again = passes("registry", "trust", "add", public, "--name", "embedded*").out
+    assert again.endswith(" for embedded*, in place of x and y*\n")
     shown = json.loads(passes(*verify, "--json").out)
     assert shown["digest"] == made["digest"]
     key_id = shown["key_id"]

@@ -110,12 +110,15 @@ def test_the_advice_of_a_contradiction_works(tmp_path: Path, engine: str) -> Non
     assert passes(*words).out
 
 
-def test_a_drafter_that_is_not_here_has_nothing_to_contradict() -> None:
-    """Its kind is the given one, and without one it is asked for."""
-    found = drafter_of(CHAIN, "org/head", "dspark")
-    assert found == EngineDrafter(model="org/head", method="dspark")
-    with pytest.raises(UsageError, match="give --method eagle3 or "):
+def test_a_drafter_that_is_not_here_has_nothing_to_contradict(tmp_path: Path) -> None:
+    """Its kind is the given one; without one its config.json is fetched, or it is asked for."""
+    found = EngineDrafter(model="org/head", method="dspark")
+    assert drafter_of(CHAIN, "org/head", "dspark") == found
+    with pytest.raises(UsageError, match=r"config.json of 'org/head' cannot .*--method eagle3 or "):
         drafter_of(CHAIN, "org/head", None)
+    config = folder_of("dspark", tmp_path) / "config.json"
+    with patch("huggingface_hub.hf_hub_download", return_value=str(config)):
+        assert drafter_of(CHAIN, "org/head", None) == found
 
 
 def test_a_model_with_mtp_layers_drafts_for_itself_or_another(tmp_path: Path) -> None:
