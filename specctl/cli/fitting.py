@@ -65,7 +65,8 @@ def fit_cart(
     base: str | None = option(
         None,
         "Static tree to extend, for dense traces",
-        default="eagle2 as deep and wide as the traces; live ones keep their own tree",
+        default="eagle2, smaller where the traces would not hold its extension; live ones keep "
+        "their own tree",
     ),
     preset: preset_option("cart") = None,  # type: ignore[valid-type]
 ) -> Answer:

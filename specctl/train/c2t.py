@@ -51,7 +51,7 @@ def fit_c2t(source: LoggedNodes, prompt_ids: Iterable[str], config: C2TConfig) -
     names = config.nodes.features
     scorer = train_ffn(rows.features, rows.accepted, names, config.ffn, log_kept=rows.log_kept)
     judged = judge(source, scorer, config, sides.split)
-    data = C2TReport(**scored_figures(config, scorer, sides, judged))
+    data = C2TReport(**scored_figures(scorer, sides, judged))
     train, nodes = data.sides["train"], config.nodes
     first = (
         f"{nodes.predicts} acceptance from {', '.join(nodes.features)}; hidden {config.ffn.hidden};"

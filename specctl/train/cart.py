@@ -9,6 +9,7 @@ over these. *Used* rounds also pass the filter and have the label; the bins are 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from specctl.formatting import Table, number
 from specctl.logs.logged_draft import LoggedDraft
 from specctl.logs.parquet import collected, scan_files
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog, LiveLog, sampled
+from specctl.logs.tree_log import DenseLog, LiveLog, Support, sampled
 from specctl.policy import EntropyBins, Policy, StaticTree, build_shape
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
 from specctl.records import Record, describe_violation, floor_float32
@@ -245,7 +246,7 @@ def rounds_to_fit(
 
     Args:
         base: static tree to draft at every position, e.g. `eagle2:depth=6`; for dense traces only.
-            None: eagle2's, as deep and wide as the traces hold.
+            None: `default_base`.
     """
     import polars as pl
 
@@ -273,10 +274,9 @@ def rounds_to_fit(
             rounds = rounds.filter(pl.col("prompt_id").cast(pl.String).is_in([*live.prompts]))
         return rounds, traces.header.policy
     log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
-    held, usual = log.support, StaticTree()
+    held = log.support
     if base is None:
-        sizes = min(usual.depth, held.depth), min(usual.top_k, held.top_k)
-        base = "eagle2:depth={}:top_k={}".format(*sizes)
+        base = "eagle2:depth={}:top_k={}".format(*default_base(config, held))
     shape = resolve_policy(base).policy.shape
     if not isinstance(shape, StaticTree):
         raise UsageError(
@@ -307,6 +307,19 @@ def rounds_to_fit(
     )
     policy = Policy(shape=shape).model_dump(mode="json")
     return rounds, policy
+
+
+def default_base(config: CartConfig, held: Support) -> tuple[int, int]:
+    """Levels and children of the largest tree up to eagle2's that the log holds when the first bin
+    extends it."""
+    usual = StaticTree()
+    depth = min(usual.depth, held.depth)
+    while depth > 1:
+        alpha = math.ceil(depth / 2) if config.alpha is None else config.alpha
+        if depth + alpha - config.index_base <= held.depth:
+            break
+        depth -= 1
+    return depth, min(usual.top_k, held.top_k)
 
 
 def select_rounds(

@@ -135,7 +135,11 @@ class NodeConfig(Record):
     first_top_k: TopK = option(
         10, "Likeliest children scored per node", default="the traces', at most 10"
     )
-    second_top_k: TopK = option(10, "Nodes expanded per level", default="the traces', at most 10")
+    second_top_k: TopK | None = option(
+        None,
+        "Nodes expanded per level",
+        default="10, or fewer, so that the traces hold what the policy drafts",
+    )
     negatives: float = option(
         10.0, "Rejected nodes sampled per accepted one; 0 takes all", ge=0.0, le=1000000.0
     )
@@ -144,10 +148,18 @@ class NodeConfig(Record):
     @classmethod
     def defaults(cls, support: Any, predicts: str) -> dict[str, Any]:
         """Fields that depend on the label, and on the traces' support."""
-        held = {"depth": support.depth, "first_top_k": support.top_k, "second_top_k": support.width}
+        held = {"depth": support.depth, "first_top_k": support.top_k}
         sizes = {name: min(cls.model_fields[name].default, most) for name, most in held.items()}
         features = DEFAULT_FEATURES.get(predicts, DEFAULT_FEATURES["conditional"])
         return {**sizes, "features": list(features)}
+
+    def widths(self, held: int) -> list[int]:
+        """Nodes expanded per level to try, the most first: the given number, or the held one, at
+        most 10, and its halves."""
+        if self.second_top_k is not None:
+            return [self.second_top_k]
+        most = min(10, held)
+        return [most >> halvings for halvings in range(most.bit_length())]
 
 
 class FfnConfig(Record):

@@ -9,7 +9,7 @@ from typing import Any
 from specctl.artifacts import Artifact
 from specctl.logs.node_sample import logged_nodes
 from specctl.logs.trace_set import TraceSet, domain_of
-from specctl.logs.tree_log import open_log
+from specctl.logs.tree_log import LiveLog, open_log
 from specctl.policy import Policy
 from specctl.progress import progress
 from specctl.records import canonical_json
@@ -45,7 +45,9 @@ def run_fit(
         nodes = logged_nodes(traces, config.max_positions, config.seed)
         prompts = nodes.log.prompts or traces.prompt_ids
         fit: Any = fit_c2t if name == "c2t" else fit_survival
-        num_passes = 2 + config.held_out_frac  # both sides twice, and the control
+        num_passes = 3.0  # both sides twice, the control, and the replay of the training prompts
+        if isinstance(nodes.log, LiveLog):
+            num_passes -= 1 - config.held_out_frac
         with progress("positions", round(num_passes * nodes.log.num_positions)):
             return fit(nodes, prompts, config)  # type: ignore[no-any-return]
     with progress("positions", num_rows):

@@ -10,7 +10,9 @@ large model would be.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -20,10 +22,14 @@ import torch
 from specctl.errors import UsageError
 from specctl.formatting import Table
 from specctl.logs.node_sample import LoggedNodes, NodeRows, sample_nodes
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import JointThreshold, Policy, ScoredTree, Scorer, build_shape
 from specctl.policy.c2t import nothing_kept
 from specctl.policy.scorers import build_log_odds
+from specctl.progress import progress
 from specctl.records import Record
+from specctl.replay.facts import MARKED_BELOW
+from specctl.replay.rounds import replay
 from specctl.runtime.twins import SCORER
 from specctl.stats import (
     Floats,
@@ -37,6 +43,7 @@ from specctl.train.configs import ScoredConfig, check_sizes
 from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, trace_curve
 from specctl.train.report import Fit, FitReport, check_twin
 
+logger = logging.getLogger(__name__)
 RECALLS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Shares of accepted tokens at which policies are compared."""
 TWIN_TOLERANCE = 1e-5
@@ -66,6 +73,7 @@ class Sides:
 class Judged:
     """The nodes and tokens kept by thresholds."""
 
+    config: ScoredConfig  # with its `second_top_k`
     beta: float
     chosen: Curve  # on training prompts, where beta was chosen
     curve: Curve  # on held-out prompts
@@ -78,27 +86,71 @@ def read_sides(source: LoggedNodes, prompt_ids: Iterable[str], config: ScoredCon
     check_sizes(
         ("--depth", nodes.depth, support.depth),
         ("--first-top-k", nodes.first_top_k, support.top_k),
-        ("--second-top-k", nodes.second_top_k, support.width),
+        ("--second-top-k", nodes.second_top_k or 1, support.width),
     )
     split = split_prompts(prompt_ids, held_out_frac=config.held_out_frac, seed=config.seed)
-    fields = nodes.model_dump()
+    fields = {**nodes.model_dump(), "second_top_k": nodes.widths(support.width)[0]}
     train = sample_nodes(source, split.train, **fields)
     return Sides(split, train, sample_nodes(source, split.held_out, **fields))
 
 
 def judge(source: LoggedNodes, scorer: Scorer, config: ScoredConfig, split: Split) -> Judged:
-    """Chooses beta on the training prompts, then measures on the held-out ones."""
-    betas = BETAS if config.beta is None else tuple(sorted({*BETAS, config.beta}))
-    rule, nodes = open_rule(scorer, config), config.nodes
+    """Chooses sizes and beta on the training prompts, then measures on the held-out ones."""
+    config, chosen, beta = choose(source, scorer, config, split.train)
+    rule, nodes, betas = open_rule(scorer, config), config.nodes, chosen.betas
     # The control's second Top-K equals the first. As it is no policy, its Top-K may exceed a
     # policy's (15); `model_copy` does not validate.
     joint = JointThreshold(depth=nodes.depth, top_k=1, min_prob=0.0)
     joint = joint.model_copy(update={"top_k": nodes.first_top_k})
-    chosen = trace_curve(source, rule, split.train, betas=betas)
-    beta = choose_beta(chosen, config)
     curve = trace_curve(source, rule, split.held_out, betas=betas)
     control = trace_curve(source, build_shape(joint), split.held_out, betas=betas)
-    return Judged(beta, chosen, curve, control)
+    return Judged(config, beta, chosen, curve, control)
+
+
+def choose(
+    source: LoggedNodes, scorer: Scorer, config: ScoredConfig, train: Sequence[str]
+) -> tuple[ScoredConfig, Curve, float]:
+    """The configuration with the most nodes expanded per level with which the log holds what the
+    policy drafts, the curve of its training prompts, and beta.
+
+    Figures of a policy that the log does not hold are ranges, so that it cannot be tuned: a warning
+    says so if fewer nodes would not reach the recall. A live log replays no policy: the most are
+    taken.
+    """
+    betas = BETAS if config.beta is None else tuple(sorted({*BETAS, config.beta}))
+    found: tuple[ScoredConfig, Curve, float] | None = None
+    widths, support = config.nodes.widths(source.support.width), 1.0
+    for width in widths:
+        nodes = config.nodes.model_copy(update={"second_top_k": width})
+        sized = config.model_copy(update={"nodes": nodes})
+        more = progress("positions", 2 * source.sizes(train)[0]) if found else nullcontext()
+        with more:
+            curve = trace_curve(source, open_rule(scorer, sized), train, betas=betas)
+            try:
+                beta = choose_beta(curve, sized)
+            except UsageError:
+                if found is None:
+                    raise
+                break  # fewer keep too little
+            found = sized, curve, beta
+            if len(widths) == 1 or not isinstance(source.log, DenseLog):
+                break
+            policy = Policy(shape=shape_of(scorer, sized, beta))
+            [run] = replay(source.log.only(train), [policy], with_bounds=False)
+            if (support := run.outcomes.support) >= MARKED_BELOW:
+                break
+    assert found is not None
+    if support < MARKED_BELOW:
+        logger.warning(
+            "the traces lack %.1f%% of what this policy drafts, so that replay gives ranges; "
+            "collect with a larger --width, or prune more (--recall, --beta)",
+            100 * (1 - support),
+        )
+    elif (width := found[0].nodes.second_top_k) != widths[0]:
+        logger.warning(
+            "--second-top-k %s, the most with which the traces hold what the policy drafts", width
+        )
+    return found
 
 
 def shape_of(scorer: Scorer, config: ScoredConfig, beta: float) -> ScoredTree:
@@ -200,11 +252,9 @@ class ScoredReport(Record):
 Scored = TypeVar("Scored", bound=ScoredReport)
 
 
-def scored_figures(
-    config: ScoredConfig, scorer: Scorer, sides: Sides, judged: Judged
-) -> dict[str, Any]:
+def scored_figures(scorer: Scorer, sides: Sides, judged: Judged) -> dict[str, Any]:
     """The fields of a `ScoredReport`."""
-    curve, control = judged.curve, judged.control
+    config, curve, control = judged.config, judged.curve, judged.control
     at = curve.betas.index(judged.beta)
     pairs = {"train": (sides.train, judged.chosen), "held_out": (sides.held_out, curve)}
     return {

@@ -76,7 +76,7 @@ def fit_survival(
     for name, rows in GROUPS.items():
         accepted, number = (float(part.sum()) for part in counts.of(rows))
         shares[name] = accepted / number if number else None
-    figures = scored_figures(config, scorer, sides, judged)
+    figures = scored_figures(scorer, sides, judged)
     data = SurvivalReport(**figures, accepted=shares)
     cells = [
         (name, f"{counts.of(rows).all.sum():.0f}", "-" if share is None else f"{share:.3f}")

@@ -10,18 +10,18 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog
+from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy import (
     Policy,
     SparseGates,
     StaticTree,
 )
 from specctl.replay.rounds import replay
-from specctl.train.cart import ROUND_COLUMNS, rounds_to_fit
+from specctl.train.cart import ROUND_COLUMNS, default_base, rounds_to_fit
 from specctl.train.configs import CartConfig
 from specctl.train.echo import Replays, gate_rows
 from specctl.train.positions import PositionRows
-from tests.replay.logs import PlainTree, log_fixtures, plain_trees, random_traces, static_tree
+from tests.replay.logs import PlainTree, log_fixtures, plain_trees, static_tree
 from tests.replay.reports import live_traces
 
 CONFIG = CartConfig()
@@ -84,14 +84,24 @@ def test_the_base_is_a_static_tree_and_live_traces_keep_their_own(
         rounds_to_fit(live, BASE, CONFIG)
 
 
-@pytest.mark.parametrize(("held", "base"), [((4, 3), (4, 3)), ((7, 9), (6, 8))])
-def test_without_a_base_it_is_eagle2s_within_the_traces(
-    held: tuple[int, int], base: tuple[int, int], tmp_path: Path
+@pytest.mark.parametrize(
+    ("held", "alpha", "base"),
+    [
+        ((11, 10), None, (6, 8)),
+        ((9, 9), None, (6, 8)),
+        ((7, 9), None, (4, 8)),
+        ((4, 3), None, (2, 3)),
+        ((4, 3), 1, (3, 3)),
+        ((4, 3), 0, (4, 3)),
+        ((1, 3), None, (1, 3)),
+    ],
+)
+def test_without_a_base_it_is_the_largest_whose_extension_the_traces_hold(
+    held: tuple[int, int], alpha: int | None, base: tuple[int, int]
 ) -> None:
+    config = CONFIG.model_copy(update={"alpha": alpha})
     depth, top_k = held
-    random_traces(tmp_path / "traces", num_prompts=2, depth=depth, top_k=top_k)
-    _, policy = rounds_to_fit(TraceSet.open(tmp_path / "traces"), None, CONFIG)
-    assert (policy["shape"]["depth"], policy["shape"]["top_k"]) == base
+    assert default_base(config, Support(top_k, top_k, depth, nested=True)) == base
 
 
 @pytest.fixture(scope="module")
