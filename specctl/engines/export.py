@@ -194,7 +194,7 @@ def drafter_of(
         folder = folder or config_from_hub(name)
     except ModelError as error:
         raise UsageError(
-            f"drafter {name} is of unknown kind, as it is no folder: {error.message}",
+            f"drafter {name} is of unknown kind: {error.message}",
             hint=f"give --method {' or '.join(get_args(Kind))}, or --drafter FOLDER",
         ) from error
     is_here = os.path.exists(name) or name.partition(":")[0] == "embedded"

@@ -104,9 +104,8 @@ def config_from_hub(name: str) -> Path:
     try:
         return Path(hf_hub_download(name, "config.json")).parent
     except Exception as error:  # of the hub, HTTP, the OS or validation
-        raise ModelError(
-            f"config.json of {name!r} cannot be fetched: {_why_not_fetched(error)}"
-        ) from error
+        why, fix = _why_not_fetched(name, error)
+        raise ModelError(f"{name} is {why}", hint=fix) from error
 
 
 def model_folder(

@@ -10,7 +10,6 @@ large model would be.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 
 from specctl.errors import UsageError
-from specctl.formatting import Table
+from specctl.formatting import Table, count
 from specctl.logs.node_sample import LoggedNodes, NodeRows, sample_nodes
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import JointThreshold, Policy, ScoredTree, Scorer, build_shape
@@ -43,7 +42,6 @@ from specctl.train.configs import ScoredConfig, check_sizes
 from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, trace_curve
 from specctl.train.report import Fit, FitReport, check_twin
 
-logger = logging.getLogger(__name__)
 RECALLS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Shares of accepted tokens at which policies are compared."""
 TWIN_TOLERANCE = 1e-5
@@ -75,6 +73,7 @@ class Judged:
 
     config: ScoredConfig  # with its `second_top_k`
     beta: float
+    support: float | None  # share of its expansions and rounds that the log holds
     chosen: Curve  # on training prompts, where beta was chosen
     curve: Curve  # on held-out prompts
     control: Curve  # of the path's probability, on held-out prompts
@@ -96,7 +95,7 @@ def read_sides(source: LoggedNodes, prompt_ids: Iterable[str], config: ScoredCon
 
 def judge(source: LoggedNodes, scorer: Scorer, config: ScoredConfig, split: Split) -> Judged:
     """Chooses sizes and beta on the training prompts, then measures on the held-out ones."""
-    config, chosen, beta = choose(source, scorer, config, split.train)
+    config, chosen, beta, support = choose(source, scorer, config, split.train)
     rule, nodes, betas = open_rule(scorer, config), config.nodes, chosen.betas
     # The control's second Top-K equals the first. As it is no policy, its Top-K may exceed a
     # policy's (15); `model_copy` does not validate.
@@ -104,22 +103,22 @@ def judge(source: LoggedNodes, scorer: Scorer, config: ScoredConfig, split: Spli
     joint = joint.model_copy(update={"top_k": nodes.first_top_k})
     curve = trace_curve(source, rule, split.held_out, betas=betas)
     control = trace_curve(source, build_shape(joint), split.held_out, betas=betas)
-    return Judged(config, beta, chosen, curve, control)
+    return Judged(config, beta, support, chosen, curve, control)
 
 
 def choose(
     source: LoggedNodes, scorer: Scorer, config: ScoredConfig, train: Sequence[str]
-) -> tuple[ScoredConfig, Curve, float]:
+) -> tuple[ScoredConfig, Curve, float, float | None]:
     """The configuration with the most nodes expanded per level with which the log holds what the
-    policy drafts, the curve of its training prompts, and beta.
+    policy drafts, or with fewer if that does not reach the recall; the curve of its training
+    prompts, beta, and the share that the log holds.
 
-    Figures of a policy that the log does not hold are ranges, so that it cannot be tuned: a warning
-    says so if fewer nodes would not reach the recall. A live log replays no policy: the most are
-    taken.
+    Figures of a policy that the log does not hold are ranges, so that it cannot be tuned. Where the
+    number is given, and in a live log, which replays no policy, the share is None.
     """
     betas = BETAS if config.beta is None else tuple(sorted({*BETAS, config.beta}))
     found: tuple[ScoredConfig, Curve, float] | None = None
-    widths, support = config.nodes.widths(source.support.width), 1.0
+    widths, support = config.nodes.widths(source.support.width), None
     for width in widths:
         nodes = config.nodes.model_copy(update={"second_top_k": width})
         sized = config.model_copy(update={"nodes": nodes})
@@ -140,17 +139,7 @@ def choose(
             if (support := run.outcomes.support) >= MARKED_BELOW:
                 break
     assert found is not None
-    if support < MARKED_BELOW:
-        logger.warning(
-            "the traces lack %.1f%% of what this policy drafts, so that replay gives ranges; "
-            "collect with a larger --width, or prune more (--recall, --beta)",
-            100 * (1 - support),
-        )
-    elif (width := found[0].nodes.second_top_k) != widths[0]:
-        logger.warning(
-            "--second-top-k %s, the most with which the traces hold what the policy drafts", width
-        )
-    return found
+    return *found, support
 
 
 def shape_of(scorer: Scorer, config: ScoredConfig, beta: float) -> ScoredTree:
@@ -234,6 +223,7 @@ class ScoredReport(Record):
 
     config: ScoredConfig
     beta: float
+    support: float | None  # as in `choose`
     sides: dict[str, SideCounts]  # `train` and `held_out`
     train: CurvePoint  # at beta
     held_out: CurvePoint  # at beta
@@ -260,6 +250,7 @@ def scored_figures(scorer: Scorer, sides: Sides, judged: Judged) -> dict[str, An
     return {
         "config": config,
         "beta": judged.beta,
+        "support": judged.support,
         "sides": {
             name: SideCounts(
                 num_prompts=found.num_prompts,
@@ -432,6 +423,17 @@ def _summary(data: ScoredReport) -> tuple[str, ...]:
     ]
     if data.auc <= data.joint_auc:
         lines.append("warning: these scores order nodes no better than the joint probability")
+    if data.support is not None:
+        most = count(data.config.nodes.second_top_k or 0, "node")
+        lines.append(
+            f"expands at most {most} per level: the traces hold {data.support:.1%} of what it "
+            "drafts (--second-top-k)"
+        )
+        if data.support < MARKED_BELOW:
+            lines.append(
+                "warning: replay gives ranges, as the traces lack so much; collect with a larger "
+                "--width, or prune more (--recall, --beta)"
+            )
     if data.missing_frac > 0.05:
         lines.append(
             f"warning: without a threshold it asks for {data.missing_frac:.2f} expansions a "

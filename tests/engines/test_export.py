@@ -615,9 +615,7 @@ def test_the_kind_of_a_downloaded_drafter_is_read(
         found = drafter_of(chain, f"org/{name}", None)
         assert found == EngineDrafter(model=f"org/{name}", method=kind)
     for name in ("org/other", "no model of the hub"):
-        with pytest.raises(
-            UsageError, match=r"of unknown kind, as it is no folder: .*; give --method"
-        ):
+        with pytest.raises(UsageError, match=r"of unknown kind: .*; give --method"):
             drafter_of(chain, name, None)
 
 
