@@ -33,7 +33,7 @@ from specctl.runtime.conversations import (
 from specctl.runtime.decode import DecodeLoop, SharedMemory
 from specctl.runtime.load import Pair, expectation, load_pair
 from specctl.runtime.requests import Metrics, Observer, Request, Sampling
-from specctl.runtime.runnable import TreeRoom, check_decisions, runnable, tree_room
+from specctl.runtime.runnable import TreeRoom, runnable, tree_room
 from specctl.runtime.words import resolve_policy, words_of
 
 if TYPE_CHECKING:
@@ -89,10 +89,9 @@ class Decoder:
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"batch_size must be at least 1, not {batch_size}")
-        self.decisions = check_decisions(decisions)
         device = pair.target.model.device
         self._rules = runnable(policy, pair.drafter, device, batch_size, decisions=decisions)
-        self.pair, self.policy = pair, policy
+        self.pair, self.policy, self.decisions = pair, policy, decisions
         self.batch_size, self.observer, self.graphs = batch_size, observer, graphs
         self.allow_mismatch = allow_mismatch
         self._loop: DecodeLoop | None = None

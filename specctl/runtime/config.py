@@ -22,6 +22,7 @@ All decide alike; docs/artifact-format.md states how exactly.
 """
 
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PromptFormat = Literal["auto", "text"]
 """Format of prompt files: found by their content, or text, of which each line is a prompt."""
 
@@ -42,7 +43,7 @@ class ModelsConfig(Record):
         "auto, cpu, cuda, cuda:N, or cuda:0,cuda:1: the target's layers spread over those GPUs",
         group="model",
     )
-    dtype: str = option(
+    dtype: Dtype = option(
         "auto", "auto (float32 on CPU, bfloat16 on CUDA), float32, bfloat16, float16", group="model"
     )
     threads: PositiveInt | None = option(
@@ -50,11 +51,10 @@ class ModelsConfig(Record):
     )
 
     def check(self) -> None:
-        """Rejects unknown devices, number formats and models before anything is loaded."""
-        from specctl.runtime.identity import check_device, check_dtype, check_model
+        """Rejects unknown devices and models before anything is loaded."""
+        from specctl.runtime.identity import check_device, check_model
 
         check_device(self.device)
-        check_dtype(self.dtype)
         for name in (self.target, *([self.drafter] if self.drafter != "none" else [])):
             check_model(name)
 

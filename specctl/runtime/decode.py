@@ -37,7 +37,6 @@ from specctl.runtime.runnable import (
     Faults,
     Runnable,
     TreeRoom,
-    check_decisions,
     check_fits,
     check_lossless,
     rehearse,
@@ -103,8 +102,8 @@ class DecodeLoop:
         self.target, self.given_drafter, self.observer = target, drafter, observer
         self.batch_size, self.eos_ids = batch_size, frozenset(eos_ids)
         self.max_text_tokens = max_text_tokens
-        self.decisions = check_decisions(decisions)
-        self.policy, rules = policy, self._rules(policy)
+        self.decisions, self.policy = decisions, policy
+        rules = self._rules(policy)
         self.drafter, self.graph_counters = rules.drafter, GraphCounters()
         self._memory = memory or SharedMemory(tree_room(rules.shape))
         check_fits(rules, self.drafter, self._memory.room)

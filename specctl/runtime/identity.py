@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _HUB_WORD = r"\w(?:[\w.-]{0,94}\w)?"
 _HUB_ID = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_HUB_WORD}(?:/{_HUB_WORD})?")
-DTYPES = ("float32", "bfloat16", "float16")
-SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 _LFS = b"version https://git-lfs"
 _FULL_LIMIT_BYTES = 256 * 2**20
 _SAMPLED_BLOCKS, _BLOCK_BYTES = 256, 64 * 2**10
@@ -45,16 +43,6 @@ def check_device(word: str) -> None:
         raise UsageError(
             f"--device {word} is none of auto, cpu, cuda, cuda:N and a list of different GPUs, "
             "cuda:0,cuda:1"
-        )
-
-
-def check_dtype(word: str) -> None:
-    """Rejects unknown number formats (UsageError)."""
-    if word not in ("auto", *DTYPES):
-        long = SHORT_DTYPES.get(word, word)
-        raise UsageError(
-            f"--dtype {word} is none of auto, {', '.join(DTYPES)}",
-            hint=did_you_mean(long, DTYPES, "choose one"),
         )
 
 

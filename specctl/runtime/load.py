@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -21,16 +21,17 @@ from specctl.errors import (
     ModelConfigError,
     UsageError,
     VocabularyMismatchError,
+    check_choice,
 )
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.checkpoints import WORDS, kind_of
+from specctl.runtime.config import Dtype
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
 from specctl.runtime.eagle3 import load_eagle3
 from specctl.runtime.gguf import check_loads, is_gguf, read_fields
 from specctl.runtime.identity import (
     check_device,
-    check_dtype,
     config_digest,
     first_line,
     hardware_name,
@@ -105,7 +106,7 @@ def load_pair(
             tokenizer, `embedded` (the head), `embedded:small`, or None.
         device: `auto` (CUDA if present), `cpu`, `cuda`, `cuda:1`; or `cuda:0,cuda:1`, which spreads
             the target's layers and puts all else on the first.
-        dtype: `auto` (float32 on the CPU, bfloat16 on CUDA) or a name of `DTYPES`.
+        dtype: `auto` (float32 on the CPU, bfloat16 on CUDA) or another of `config.Dtype`.
 
     Raises:
         ModelError, UsageError: see `specctl.errors`.
@@ -234,9 +235,9 @@ def parse_devices(device: str) -> Devices:
 
 
 def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    check_choice("dtype", dtype, get_args(Dtype))
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    check_dtype(dtype)
     found: torch.dtype = getattr(torch, dtype)
     return found
 

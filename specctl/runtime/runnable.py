@@ -76,7 +76,8 @@ def runnable(
             budget lacks costs or is smaller than the batch; or the decisions cannot run here.
     """
     shape = build_shape(policy.shape, device)
-    if check_decisions(decisions) == "onnx":
+    check_choice("decisions", decisions, get_args(Decisions))
+    if decisions == "onnx":
         from specctl.runtime.twins import by_twin
 
         shape = by_twin(policy.shape, shape, device)
@@ -96,11 +97,6 @@ def runnable(
     if shape.top_k > drafter.vocab_size:
         raise UsageError(f"top_k {shape.top_k} exceeds the draft vocabulary, {drafter.vocab_size}")
     return found
-
-
-def check_decisions(word: str) -> Decisions:
-    check_choice("decisions", word, get_args(Decisions))
-    return word  # type: ignore[return-value]
 
 
 def selected(shape: ShapeRule, plan: Plan, pool: DraftPool) -> Tensor:

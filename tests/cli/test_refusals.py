@@ -49,7 +49,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --policy ./nofolder", "no artifact's folder and no REGISTRY/NAME@ALIAS"),
     (USAGE, "run p.txt --format txt", "--format must be auto or text, not txt; did you mean text?"),
     (USAGE, "export chain --to vLLM", "did you mean vllm?"),
-    (USAGE, "run p.txt --dtype bf16", "--dtype bf16 is none of auto"),
+    (USAGE, "run p.txt --dtype bf16", "not bf16; did you mean bfloat16?"),
     (USAGE, "run p.txt --device gpu", "--device gpu is none of auto, cpu, cuda"),
     (USAGE, "run p.txt --decisions trch", "'trch' is none of auto, fused, torch, onnx"),
     (USAGE, "import vllm.log -o OUT --batch-sizes 8,x", "e.g. --batch-sizes 1,8,32"),
