@@ -16,7 +16,9 @@ from transformers.utils import logging
 
 from specctl.embedded import embedded_path
 from specctl.errors import ModelConfigError, ModelError
+from specctl.runtime.checkpoints import kind_of
 from specctl.runtime.identity import (
+    hub_revision,
     load_tokenizer,
     model_folder,
     quietly,
@@ -96,6 +98,26 @@ def test_a_folder_without_a_model_or_its_tokenizer_is_refused_on_one_line(tmp_pa
     with pytest.raises(ModelError, match=r"no tokenizer, such as .*, among") as refused:
         load_tokenizer(tmp_path)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_hub_id_is_found_in_the_cache_behind_its_links(tmp_path: Path) -> None:
+    source, commit = embedded_path("eagle3"), "a" * 40
+    place = tmp_path / "models--me--head"
+    for folder in ("blobs", "refs", f"snapshots/{commit}"):
+        (place / folder).mkdir(parents=True)
+    (place / "refs" / "main").write_text(commit)
+
+    def found() -> Path:
+        return model_folder("me/head", embedded_default="eagle3", cache=str(tmp_path))
+
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(source / name, place / "blobs")
+        (place / "snapshots" / commit / name).symlink_to(f"../../blobs/{name}")
+        if name == "config.json":
+            with pytest.raises(ModelError, match=r"has no weights, .* among config"):
+                weights_digest(found())
+    assert weights_digest(found()) == weights_digest(source)
+    assert (hub_revision(found()), kind_of(found())) == (commit, "eagle3")
 
 
 # --------------------------------------------------------------------------- loading
