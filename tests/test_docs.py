@@ -134,6 +134,17 @@ def test_links_lead_to_files() -> None:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_tables_are_whole() -> None:
+    """A blank line would cut one: each has a head, and rows with as many cells."""
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+        for found in re.findall(r"(?:^\|.*\n)+", text, re.M):
+            rows = found.splitlines()
+            assert re.fullmatch(r"[|:-]+", rows[1]), f"{page.name}: {rows[0]}"
+            cells = {len(re.findall(r"(?<!\\)\|", row)) for row in rows}
+            assert len(cells) == 1, f"{page.name}: {rows[0]}"
+
+
 def test_dependencies_are_those_of_the_project() -> None:
     page = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
     stated = set(re.findall(r"^\| `([\w-]+)` \| `([^`]+)` \|", page, re.MULTILINE))
