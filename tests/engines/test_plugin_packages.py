@@ -16,11 +16,11 @@ from specctl.engines.settings import VARIABLE, PluginSettings, TraceSettings
 from specctl.engines.vllm_plugin import PACKAGES
 from specctl.engines.vllm_tracing import pair_of
 from specctl.logs.trace_set import TraceSet
+from specctl.policy import FfnScorer, Policy, ScoredTree
 from specctl.registry.opening import init_registry
 from specctl.registry.publishing import Writer, promote, push, read_package
 from specctl.registry.trust import Trust, TrustedKey
-from specctl.runtime.words import resolve_policy
-from tests.engines.made_up import models
+from tests.engines.made_up import K, models
 from tests.hidden import ROOT, all_but, hide, python
 
 OF_VLLM = (
@@ -34,6 +34,25 @@ assert session.faults.total == 0, session.faults
 assert all(not one.recorder.lost for one in session.tracers)
 print(json.dumps([sorted({*HIDDEN} & {name.partition(".")[0] for name in sys.modules})]))
 """
+LEARNED = Policy(
+    shape=ScoredTree(
+        scorer=FfnScorer(
+            features=("joint_prob", "parent_entropy"),
+            mean=(0.0, 0.0),
+            scale=(1.0, 1.0),
+            w1=((4.0, 0.0), (0.0, 1.0)),
+            b1=(0.0, 0.0),
+            w2=(1.0, -0.2),
+            b2=(-0.3,),
+        ),
+        beta=0.5,
+        depth=K,
+        first_top_k=1,
+        second_top_k=1,
+        num_tokens=K + 1,
+    )
+)
+"""A network, of which the artifact has an ONNX twin that serving does not need."""
 LOCAL = [name for name in PACKAGES if name != "obstore"]
 """All but the one for `s3://`, to which this test cannot write."""
 
@@ -43,8 +62,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A registry whose entries are signed, and a user who trusts the key."""
     place, key = tmp_path_factory.mktemp("image"), SigningKey.generate()
     pair, _ = pair_of(models(), torch.device("cpu"))
-    policy = resolve_policy("confidence:window=2:threshold=0.4").policy
-    save_artifact(place / "artifact", policy, Origin(pair), card="A stop.")
+    save_artifact(place / "artifact", LEARNED, Origin(pair), card="C2T on a chain.")
     sign_folder(place / "artifact", key, "pair")
     trust = Trust(keys=(TrustedKey.of(key.public_key, names=("*",)),))
     file = place / "config" / "specctl" / "trust.json"
