@@ -168,13 +168,13 @@ def _explained(
     def of_log(name: str) -> Advice | None:
         return own.get(models[name].get("source", ""))
 
-    has_prices = not (own or summary.get("comparison"))
     explained, for_clock = dict[str, dict[str, Any]](), list[str]()
     for name, figures in models.items():
         mine = of_log(name)
         longest = max(lengths[other] for other in models if of_log(other) is mine)
         if mine and lengths[name] < longest:
             for_clock.append(name)
-            mine = None
-        explained[name] = explain(figures, advice or mine, has_prices=has_prices)
+        given = advice or (None if name in for_clock else mine)
+        has_prices = not (mine or summary.get("comparison"))
+        explained[name] = explain(figures, given, has_prices=has_prices)
     return {**summary, "models": explained, "for_clock": for_clock}

@@ -298,9 +298,10 @@ def test_logs_of_several_lengths_are_a_clock(lengths: tuple[int, ...]) -> None:
 
 
 def test_each_drafter_has_a_clock_of_its_own() -> None:
-    """Beside the same plain steps; drafters that their logs do not name count as one."""
+    """Beside the same plain steps; one of too few lines has prices in place of a clock."""
     texts = {
         "plain": timed_vllm(0, LOADS),
+        "few": timed_vllm(3, LOADS[:3], "mtp"),
         "head": timed_vllm(2, LOADS, "eagle3"),
         "block": timed_vllm(4, LOADS, "dflash"),
     }
@@ -312,6 +313,9 @@ def test_each_drafter_has_a_clock_of_its_own() -> None:
         tau = 1 + sum((0.7, 0.5, 0.3, 0.2)[:length])
         gain = tau * step_us(8, 0) / step_us(8, length)
         assert best["over_plain_range"][length] == pytest.approx([gain] * 2, rel=0.03)
+    few = found["models"]["few"]
+    assert few["best_lengths"] is None
+    assert "A round of 3 drafted tokens is worth it" in " ".join(few["meaning"])
 
 
 def test_the_own_clock_s_error() -> None:
