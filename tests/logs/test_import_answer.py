@@ -125,6 +125,9 @@ def test_the_clock_s_error_is_in_the_interval(error: float) -> None:
         [[gain, _]] = [best["over_plain_range"][n] for n in best["num_draft_tokens"]]
         return [abs(log(end / gain)) for end in best["over_plain_interval"]]
 
+    first, second, _ = counted(70, 40, 10)["marginal_interval"]
+    ends = [1 + first[end] + second[end] for end in (0, 1)]
+    assert halves(None) == pytest.approx([abs(log(tau / 2.1)) for tau in ends])
     for alone, both in zip(halves(None), halves(error), strict=True):
         assert both**2 - alone**2 == pytest.approx(2 * (1.96 * error) ** 2)
 
@@ -222,6 +225,7 @@ def test_prices_without_a_clock(counts: tuple[int, ...], says: str) -> None:
         ("vllm", [(1, 4)], '--speculative-config: "num_speculative_tokens": 4.'),
         ("vllm", [(1, 4), (9, 2), (33, 0)], "[[1, 8, 4], [9, 32, 2], [33, 64, 0]] (vLLM 0.24)."),
         ("vllm", [(5, 4), (9, 2)], "[[1, 8, 4], [9, 64, 2]]"),
+        ("vllm", [(1, 2), (9, 4)], '"num_speculative_tokens": 4, '),
         ("vllm", [(1, 0)], "start the server without --speculative-config"),
         ("sglang", [(1, 3)], "--speculative-num-steps 3 --speculative-eagle-topk 1 "
          "--speculative-num-draft-tokens 4 (the root counts"),
