@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -35,12 +34,22 @@ def main() -> None:
     options.add_argument("--store", default="local", help="local or s3")
     options.add_argument("--seed", type=int, default=0, help="of the kills")
     given = options.parse_args()
+    # Not fork: obstore has threads of its own. A fork server's children start as fast, once it has
+    # imported all; it looks for modules in PYTHONPATH alone.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["registry_storm", "common", "tests.servers"])
+    sizes = {name: getattr(given, name) for name in ("num_workers", "num_ops", "num_kills", "seed")}
     with tempfile.TemporaryDirectory() as folder, place(given.store, Path(folder)) as url:
-        row = measure(url, given)
-    result = {"machine": common.machine("cpu"), "store": given.store, "seed": given.seed, **row}
-    path = given.out / f"registry-{given.store}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
+        init_registry(url)
+        history = storm(url, **sizes, context=context)
+        found = audit(open_registry(url), history)
+    assert history.num_told["done"] == given.num_workers * given.num_ops
+    result = {"machine": common.machine("cpu"), "store": given.store, **sizes, **found}
+    result |= {"num_told": dict(sorted(history.num_told.items())), "wall_s": history.wall_s}
+    text = json.dumps(result, indent=2) + "\n"
+    (given.out / f"registry-{given.store}.json").write_text(text)
+    print(text)
 
 
 @contextmanager
@@ -53,36 +62,6 @@ def place(store: str, folder: Path) -> Iterator[str]:
         os.environ.update({**S3_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint})
         make_bucket(endpoint, "storm")
         yield "s3://storm/registry"
-
-
-def measure(url: str, given: Any) -> dict[str, Any]:
-    """One storm and its audit."""
-    # Not fork: obstore has threads of its own. A fork server's children start as fast, once it has
-    # imported all; it looks for modules in PYTHONPATH alone.
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["registry_storm", "common", "tests.servers"])
-    init_registry(url)
-    history = storm(
-        url,
-        num_workers=given.num_workers,
-        num_ops=given.num_ops,
-        num_kills=given.num_kills,
-        seed=given.seed,
-        context=context,
-    )
-    found = audit(open_registry(url), history)
-    assert history.num_told["done"] == given.num_workers * given.num_ops
-    told = dict(sorted(history.num_told.items()))
-    return {
-        "num_workers": given.num_workers,
-        "num_ops": given.num_ops,
-        **found,
-        "num_told": told,
-        "num_acked_lost": 0,
-        "num_torn_reads": 0,
-        "wall_s": round(history.wall_s, 1),
-    }
 
 
 if __name__ == "__main__":

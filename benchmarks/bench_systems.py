@@ -20,10 +20,9 @@ from typing import Any
 
 from benchmarks.systems import page
 from benchmarks.systems.figures import Figures, Side
-from scripts.stages import Stages
+from scripts.stages import Stages, told
 from scripts.train_eagle3.evaluation import bench_rows
 from scripts.train_eagle3.prompts import MAX_CHARACTERS, read_lines
-from specctl.errors import SpecctlError
 from specctl.policy import EntropyStop, JointThreshold, Shape
 from specctl.replay.cost.files import load_cost_model
 from specctl.replay.cost.model import CostModel
@@ -46,8 +45,8 @@ LOSSY = {
     "AdaSD": ("adasd", "--clips", "0.4"),
 }
 """Acceptances that change the text, as their papers set them."""
-TOO_FEW, FAILED_CHECK = 4, 11
-"""Exit codes of a fit that certifies nothing, and of a clock that fails its own check."""
+REFUSED, FAILED_CHECK = 4, 11
+"""Exit codes of a fit that these prompts cannot support, and of a clock that fails its own check."""
 LLAMACPP = ("--batch-sizes", "1", "--contexts", "64,256", "--verified-tokens", "1,2,3,4,6,9,16")
 
 
@@ -126,22 +125,25 @@ class Study(Stages):
         return self.verb(title, f"traces-{side}", *words, "--max-new-tokens", self.given.tokens)
 
     def fits(self) -> dict[str, list[Path]]:
-        """Every system's artifacts, each fitted to four fifths of the prompts, drawn anew."""
+        """Every system's artifacts, each fitted to four fifths of the prompts, drawn anew; fewer
+        where a fit refuses them."""
         traces, found = self.traces(CHOOSE), {}
         for name, (verb, *more) in FITS.items():
-            found[name] = [
+            made = [
                 self.verb(
                     f"{name}, fit {seed + 1} of {self.given.fits}",
                     f"{verb}-{seed}",
                     *("fit", verb, traces, *more, "--held-out", 0.2, "--seed", seed),
+                    passes=(REFUSED,),
                 )
                 for seed in range(self.given.fits)
             ]
+            found[name] = [path for path in made if path.is_dir()]
         return found
 
     def clocks(self, fits: dict[str, list[Path]]) -> dict[str, Path]:
         """Cost models: of our loop here, of llama.cpp here, and the published one of a GPU."""
-        timed = ["threshold", "adasd_stop", *(of[0] for of in fits.values())]
+        timed = ["threshold", "adasd_stop", *(of[0] for of in fits.values() if of)]
         decisions = [word for policy in timed for word in ("--policy", policy)]
         here = self.verb(
             "The clock of our loop",
@@ -169,7 +171,7 @@ class Study(Stages):
         words = ("fit", verb, self.prompts(MEASURE), *more, *self.pair, "--batch-size", 8)
         size = ("--max-new-tokens", self.given.answer_tokens, "--runs", runs)
         resume = ("--resume",) if runs.exists() else ()
-        self.verb(title, verb, *words, *size, *resume, passes=(TOO_FEW,))
+        self.verb(title, verb, *words, *size, *resume, passes=(REFUSED,))
         report = runs / "report.json"
         return page.judged(json.loads(report.read_text("utf-8"))) if report.exists() else None
 
@@ -188,7 +190,11 @@ def run(study: Study) -> dict[str, Any]:
     measured = study.traces(MEASURE)
     files = study.clocks(paths)
     clocks: dict[str, CostModel] = {name: load_cost_model(path) for name, path in files.items()}
-    fits = {n: [resolve_policy(str(one)).policy.shape for one in of] for n, of in paths.items()}
+    fits = {
+        name: [resolve_policy(str(one)).policy.shape for one in of]
+        for name, of in paths.items()
+        if of
+    }
     of_papers = {n: of for n, of in fits.items() if n in ("HeteroSpec", "C2T", "ECHO")}
     stop = {"AdaSD's stop": [UNFITTED["AdaSD's stop"]]}
     families = {n: [shape] for n, shape in UNFITTED.items()} | fits
@@ -216,6 +222,7 @@ def run(study: Study) -> dict[str, Any]:
     title = "Every policy on every clock"
     rows = json.loads(study.stage(title, "tables.json", tables).read_text("utf-8"))
     return rows | {
+        "left_out": [name for name, of in paths.items() if not of],
         "ladders": ladders,
         "lossy": {name: study.lossy(name) for name in LOSSY},
         "clocks": {name: page.clock_facts(model) for name, model in clocks.items()},
@@ -234,11 +241,9 @@ def main() -> None:
     if (given.data is None) == (given.prompts is None):
         raise SystemExit("error: give --data DIR, or --prompts CHOOSE MEASURE")
     began = time.perf_counter()
-    try:
+    with told(given.work):
         study = Study(given)
         result = run(study)
-    except SpecctlError as error:
-        raise SystemExit(f"error: {error}") from None
     (study.folder / page.NAME).write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     print(page.block(result))
     print(f"{time.perf_counter() - began:.0f} s; {study.folder / page.NAME}")

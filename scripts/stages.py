@@ -7,16 +7,31 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection
-from contextlib import redirect_stdout
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from specctl.cli import main as run_specctl
 from specctl.durable import replace_file
-from specctl.errors import UsageError
+from specctl.errors import SpecctlError, UsageError, reason_of
 from specctl.records import canonical_json, json_digest
+
+
+@contextmanager
+def told(place: Path) -> Iterator[None]:
+    """Ends a run below `place` with one sentence where it fails or is interrupted."""
+    try:
+        yield
+    except SpecctlError as error:
+        raise SystemExit(f"error: {error}") from None
+    except OSError as error:
+        where = error.filename or place
+        raise SystemExit(f"error: {where}: {reason_of(error)}; finished stages are kept") from None
+    except KeyboardInterrupt:
+        kept = "interrupted: finished stages are kept; the same command goes on"
+        raise SystemExit(kept) from None
 
 
 class Stages:
@@ -34,7 +49,12 @@ class Stages:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            self.close()
             raise UsageError(f"another run goes on in {self.folder}", hint="wait for it") from error
+
+    def close(self) -> None:
+        """Lets another run go on in the folder, as the end of the process does."""
+        self._lock.close()
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -194,6 +194,7 @@ def findings(result: Row) -> Iterator[str]:
         f"exact; times are of the clocks, whose errors beside them are: {errors}. A † marks rows "
         f"of which the log holds less than {LEAST_SUPPORT:.0%} of what the policy asks for; the "
         "rest counts as rejected."
+        + "".join(f" The fit of {name} refuses these traces." for name in result["left_out"])
     )
 
 

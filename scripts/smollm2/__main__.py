@@ -44,11 +44,11 @@ from scripts.smollm2.measuring import (
     in_turns,
     lines_of,
 )
-from scripts.stages import Stages
+from scripts.stages import Stages, told
 from specctl.collect.prompts import load_prompts
 from specctl.durable import file_sha256
 from specctl.engines.llamacpp_flags import FILE, read_file
-from specctl.errors import InputError, SpecctlError, one_line, reason_of
+from specctl.errors import InputError, one_line
 from specctl.records import json_digest
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.identity import load_tokenizer, processor_name, weights_digest
@@ -297,15 +297,10 @@ def main() -> None:
             'give ARGS="--head HEAD"'
         )
     began = time.perf_counter()
-    try:
+    with told(given.folder):
         fetch(given)
         result = publish.summary(run(Workplace(given)))
         publish.write(given.folder, result)
-    except SpecctlError as error:
-        raise SystemExit(f"error: {error}") from None
-    except OSError as error:
-        place = error.filename or given.folder
-        raise SystemExit(f"error: {place}: {reason_of(error)}; finished stages are kept") from None
     seconds = time.perf_counter() - began
     print(f"\n{publish.block(result)}\n{seconds:.0f} s; {given.folder}/table.md")
     if given.publish:
@@ -313,9 +308,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        raise SystemExit(
-            "interrupted: finished stages are kept; the same command goes on"
-        ) from None
+    main()

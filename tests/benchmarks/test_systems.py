@@ -88,6 +88,7 @@ def test_the_page(figures: Figures) -> None:
         "presets": [*figures.presets({"AdaSD's stop": [bench_systems.UNFITTED["AdaSD's stop"]]})],
         "equal_depth": [*figures.equal_depth({"threshold": FITS["threshold"]})],
         "prompts": dict.fromkeys(("choose", "measure"), page.counts(figures.side)),
+        "left_out": ["ECHO"],
         "ladders": {"line": ladder | {"static": "chain", "setting": "3"}},
         "lossy": {"MARS": comparison | {"trial": {"certified": False}}, "AdaSD": None},
         "clocks": {"line": page.clock_facts(CLOCKS["line"])},
@@ -103,6 +104,7 @@ def test_the_page(figures: Figures) -> None:
     assert "can have there is +30.0 % [+20.0, +40.0]" in text
     assert "| line | chain, 3 | +20.0 % [+10.0, +30.0] |" in text
     assert "of 120, strictly 4.0% (1 lost, 2 gained)" in text
+    assert "The fit of ECHO refuses these traces." in text
     assert "AdaSD: not judged, since too few questions" in text
     assert "2 % is not certified (about 300 prompts would decide)" in text
     written = page.written(page.PAGE.read_text("utf-8"), result)
