@@ -148,14 +148,13 @@ def run_head(place: Workplace) -> None:
         example = train.example(places).to(given.device)
         generator = torch.Generator().manual_seed(given.seed + step)
         slots = head.choose_slots(example, given.slot_frac, generator)
-        loss, agreements = head_loss(example, slots)
-        rounded = [round(one, 3) for one in agreements]
-        return loss, {"agreement": rounded, "num_tokens": slots.numel()}
+        loss, counts = head_loss(example, slots)
+        return loss, {"agreement": head.agreement(counts), "num_tokens": slots.numel()}
 
     def evaluate(num_steps: int) -> dict[str, Any]:
         if num_steps % given.keep_every == 0 or num_steps == given.steps:
             head.save_head(drafter, place.trained_head(num_steps))
-        return evaluation.agreement(head_loss, held_out, given.device)
+        return evaluation.validation(head_loss, held_out, given.device)
 
     schedule = training.Schedule(given.steps)
     batches, path = train.batches(given.rows, given.seed), place.folder / f"{given.name}.pt"

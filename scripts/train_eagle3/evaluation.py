@@ -14,7 +14,7 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.requests import Metrics, pooled
 
 from .features import FeatureRows
-from .head import HeadLoss, choose_slots
+from .head import HeadLoss, agreement, choose_slots
 from .own_text import Row, number_of
 from .prompts import chat_ids, read_lines
 
@@ -30,7 +30,7 @@ def is_held_out(row: Row) -> bool:
 
 
 @torch.no_grad()
-def agreement(loss_of: HeadLoss, rows: FeatureRows, device: str) -> dict[str, Any]:
+def validation(loss_of: HeadLoss, rows: FeatureRows, device: str) -> dict[str, Any]:
     """Mean loss in nats and top-1 agreement by step over at most 256 held-out answers, if any."""
     if not rows.places:
         return {}
@@ -39,10 +39,10 @@ def agreement(loss_of: HeadLoss, rows: FeatureRows, device: str) -> dict[str, An
     for first in range(0, len(places), 16):
         example = rows.example(places[first : first + 16]).to(device)
         found.append(loss_of(example, choose_slots(example, 1.0, generator)))
-    columns = zip(*(agreements for _, agreements in found), strict=True)
+    by_step = zip(*(counts for _, counts in found), strict=True)
     return {
         "loss": round(sum(float(loss) for loss, _ in found) / len(found), 4),
-        "agreement": [round(sum(column) / len(found), 3) for column in columns],
+        "agreement": agreement(tuple(map(sum, zip(*step, strict=True))) for step in by_step),
     }
 
 

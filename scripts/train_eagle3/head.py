@@ -8,6 +8,7 @@ the target says after token i + 1 + s. That is what the runtime does on a chain 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def unrolled_outputs(
 
 
 class HeadLoss:
-    """The loss of a head on rows of features, and its top-1 agreement with the target by step.
+    """The loss of a head on rows of features, and how often its top-1 token is the target's.
 
     Args:
         unembedding: `[V, H]`, the target's output matrix.
@@ -121,14 +122,15 @@ class HeadLoss:
         self.to_draft = draft_ids.new_full((len(unembedding),), -1)
         self.to_draft[head.target_ids] = draft_ids
 
-    def __call__(self, example: Example, slots: Tensor) -> tuple[Tensor, list[float]]:
-        """Weighted cross-entropy in nats over the steps, and agreement of each step."""
+    def __call__(self, example: Example, slots: Tensor) -> tuple[Tensor, list[tuple[int, int]]]:
+        """Weighted cross-entropy in nats over the steps; by step, the slots that agree and all
+        slots. A step that lies behind the end of every answer has no slots and no weight."""
         rows = torch.arange(len(slots), device=slots.device)[:, None]
         with torch.autocast(slots.device.type, torch.bfloat16):
             outputs = unrolled_outputs(
                 self.head, example.token_ids, example.features, slots, NUM_STEPS
             )
-        total, weights, agreements = torch.zeros((), device=slots.device), 0.0, []
+        total, weights, counts = torch.zeros((), device=slots.device), 0.0, []
         is_scored = F.pad(example.is_answer[:, 1:], (0, 1))
         # Steps of neighbouring slots share positions: the target speaks once at each.
         predicted = slots[:, :, None] + torch.arange(1, NUM_STEPS + 1, device=slots.device)
@@ -143,12 +145,19 @@ class HeadLoss:
                 logits = self.head.logits(hidden[kept])
             logp = logits.float().log_softmax(-1)
             labels = self.to_draft[example.labels[rows, at][kept]]
-            soft = -(teacher[place[rows, at][kept]] * logp).sum(-1).mean()
-            hard = F.nll_loss(logp, labels, ignore_index=-1)
-            total = total + STEP_DECAY**step * (self.soft_frac * soft + (1 - self.soft_frac) * hard)
-            weights += STEP_DECAY**step
-            agreements.append(float((logp.argmax(-1) == labels).float().mean()))
-        return total / weights, agreements
+            size, num_labels = len(labels), int((labels >= 0).sum())
+            soft = -(teacher[place[rows, at][kept]] * logp).sum() / max(1, size)
+            hard = F.nll_loss(logp, labels, ignore_index=-1, reduction="sum") / max(1, num_labels)
+            weight = STEP_DECAY**step if size else 0.0
+            total = total + weight * (self.soft_frac * soft + (1 - self.soft_frac) * hard)
+            weights += weight
+            counts.append((int((logp.argmax(-1) == labels).sum()), size))
+        return total / (weights or 1.0), counts
+
+
+def agreement(counts: Iterable[tuple[int, int]]) -> list[float | None]:
+    """Share of slots that agree, by step; none where a step has no slots."""
+    return [round(right / size, 3) if size else None for right, size in counts]
 
 
 def choose_slots(example: Example, slot_frac: float, generator: torch.Generator) -> Tensor:

@@ -80,6 +80,8 @@ def run(
     cpu = time.process_time() - done["cpu_s"]
     for step, batch in islice(enumerate(batches), done["step"], schedule.num_steps):
         loss, facts = loss_of(step, batch)
+        if not bool(loss.isfinite()):
+            raise ValueError(f"loss {float(loss)} at step {step}; {path} has an earlier one")
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for part, rate in zip(parts, rates, strict=True):
@@ -101,5 +103,3 @@ def run(
             state = {"model": model.state_dict(), "optimizer": states, "progress": done}
             torch.save(state, path.with_suffix(".tmp"))
             path.with_suffix(".tmp").replace(path)  # a crash leaves the previous one whole
-        if not bool(loss.isfinite()):
-            raise ValueError(f"loss {float(loss)} at step {step}; {path} has an earlier one")

@@ -18,9 +18,9 @@ from tests.runtime.toy import VOCAB, toy_config, toy_model
 WORDS = "--layers 1 2 3 --steps 4 --rows 4 --draft-vocab 48 --intermediate-size 16 --threads 1"
 
 
-def rows(num: int, seed: int) -> list[Row]:
+def rows(num: int, seed: int, prompt_size: int = 5) -> list[Row]:
     ids = torch.randint(0, VOCAB, (num, 20), generator=torch.Generator().manual_seed(seed))
-    return [Row("toy", tuple(row[:5]), tuple(row[5:])) for row in ids.tolist()]
+    return [Row("toy", tuple(row[:prompt_size]), tuple(row[prompt_size:])) for row in ids.tolist()]
 
 
 @pytest.fixture
@@ -111,6 +111,17 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(
     for name, tensor in whole["model"].items():
         assert torch.equal(tensor, stopped["model"][name]), name
     assert (place.trained_head() / "model.safetensors").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # of autocast
+def test_steps_behind_the_end_of_every_answer_have_no_weight(place: eagle3.Workplace) -> None:
+    (place.folder / "own_text.jsonl").unlink()
+    own_text.append_rows(place.folder / "own_text.jsonl", rows(24, seed=1, prompt_size=18))
+    eagle3.run_features(place)
+    eagle3.run_head(place)
+    (last, check) = map(json.loads, (place.folder / "head.jsonl").read_text("utf-8").splitlines())
+    assert check["step"] == 4 and last["loss"] > 0
+    assert last["agreement"][0] is None and last["agreement"][-1] is not None
 
 
 def test_the_card_tells_what_the_log_and_the_evaluations_hold(
