@@ -120,8 +120,10 @@ def test_steps_behind_the_end_of_every_answer_have_no_weight(place: eagle3.Workp
     eagle3.run_features(place)
     eagle3.run_head(place)
     (last, check) = map(json.loads, (place.folder / "head.jsonl").read_text("utf-8").splitlines())
-    assert check["step"] == 4 and last["loss"] > 0
-    assert last["agreement"][0] is None and last["agreement"][-1] is not None
+    assert check["step"] == 4
+    assert last["loss"] > 0
+    assert last["agreement"][0] is None
+    assert last["agreement"][-1] is not None
 
 
 def test_the_card_tells_what_the_log_and_the_evaluations_hold(
