@@ -113,6 +113,9 @@ def test_lengths_by_load_make_a_schedule() -> None:
     found = explain(counted(70, 40, 10), advice)
     assert [one["num_draft_tokens"] for one in found["best_lengths"]] == [[2], [2], [0], [0]]
     assert found["schedule"] == [(1, 2), (4, 1), (7, 0)]
+    alone = Advice(lambda size, k, *more: 100 + 10 * (size - 1) * k, (1, 32), "CLOCK")
+    [limit, _] = explain(counted(70, 40, 10), alone)["meaning"]
+    assert limit == "More than 3 draft tokens were not measured."  # at one request
 
 
 @pytest.mark.parametrize("error", [0.02, 0.1])
