@@ -47,7 +47,8 @@ def read(source: Source) -> list[ServerLog] | list[Scrape]:
         return scrapes
     if records and all(isinstance(one, dict) and "timings" in one for one in records):
         return [answers(source.name, records)]
-    raise foreign(source.name, records, [line for _, line in lines[:200]])
+    head = "".join(line for _, line in lines[:200])
+    raise foreign(source.name, head, is_json=bool(records))
 
 
 # --------------------------------------------------------------------------- one summary

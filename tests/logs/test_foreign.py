@@ -21,7 +21,7 @@ RECORDS: list[tuple[Any, str]] = [
     ),
     (
         {"backend": "sglang", "accept_length": 2.5, "output_throughput": 9.0},
-        "SGLang's bench_serving",
+        "SGLang's benchmark",
     ),
     (
         {"metadata": {}, "metrics": {}, "spec_decode_acceptance": {"engine": "vllm"}},
