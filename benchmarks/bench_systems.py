@@ -46,7 +46,7 @@ LOSSY = {
 }
 """Acceptances that change the text, as their papers set them."""
 REFUSED, FAILED_CHECK = 4, 11
-"""Exit codes of a fit that these prompts cannot support, and of a clock that fails its own check."""
+"""Exit codes of a fit that the prompts cannot support, and of a clock that fails its check."""
 LLAMACPP = ("--batch-sizes", "1", "--contexts", "64,256", "--verified-tokens", "1,2,3,4,6,9,16")
 
 
