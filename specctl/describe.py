@@ -75,12 +75,20 @@ def _bucket(what: str, place: str) -> Answer:
     raise _unknown(what, "a registry, or a name in one without its version")
 
 
-RESULTS = ("tune.json", "ladder.json", "results.json", "cost_model.json")
+RESULTS = (
+    "tune.json",
+    "ladder.json",
+    "replay.json",
+    "drift.json",
+    "summary.json",
+    "results.json",
+    "cost_model.json",
+)
 """Files of results, in the folders that verbs write."""
 
 
 def _result(path: Path) -> Answer | None:
-    """A result of `tune`, `ladder`, `run` or `profile`, or a named clock; None of another file."""
+    """A result of a verb, or a named clock; None of another file."""
     from specctl.replay.cost.files import clock_names, load_cost_model
 
     file = next((path / name for name in RESULTS if (path / name).is_file()), path)
@@ -95,18 +103,43 @@ def _result(path: Path) -> Answer | None:
     if "cost_model_version" in facts:
         model = load_cost_model(file)
         return Answer(model.model_dump(mode="json"), cost_in_words(model))
-    if facts.get("kind") == "tune":
-        from specctl.replay.facts import read_result
-        from specctl.replay.tune.verdict import TuneResult, result_table, tune_notes
+    shown = _shown(file, facts)
+    return None if shown is None else Answer(facts, shown)
 
-        tuned = read_result(file, TuneResult, "specctl tune")
-        return Answer(facts, [result_table(tuned), *tune_notes(tuned), tuned.sentence()])
-    if facts.get("kind") == "ladder":
-        from specctl.replay.facts import read_result
-        from specctl.replay.ladder.result import LadderResult, ladder_notes, ladder_table
 
-        rungs = read_result(file, LadderResult, "specctl ladder")
-        return Answer(facts, [ladder_table(rungs), *ladder_notes(rungs)])
+def _shown(file: Path, facts: dict[str, Any]) -> list[Any] | None:
+    """The parts of a result, by its kind."""
+    from specctl.replay import results
+    from specctl.replay.facts import read_result
+
+    match facts.get("kind"):
+        case "tune":
+            from specctl.replay.tune.verdict import TuneResult, result_table, tune_notes
+
+            tuned = read_result(file, TuneResult, "specctl tune")
+            return [result_table(tuned), *tune_notes(tuned), tuned.sentence()]
+        case "ladder":
+            from specctl.replay.ladder.result import LadderResult, ladder_notes, ladder_table
+
+            rungs = read_result(file, LadderResult, "specctl ladder")
+            return [ladder_table(rungs), *ladder_notes(rungs)]
+        case "replay":
+            scores = read_result(file, results.ReplayScores, "specctl replay")
+            return results.replay_result(scores).shown()
+        case "replay-serving":
+            served = read_result(file, results.ServingScores, "specctl replay")
+            return results.serving_result(served, ()).shown()
+        case "replay-batch":
+            totals = read_result(file, results.BatchScores, "specctl replay")
+            return results.totals_result(totals, ()).shown()
+        case "drift":
+            from specctl.watch.drift import DriftScores
+
+            return read_result(file, DriftScores, "specctl drift").shown()
+        case "import":
+            from specctl.cli.imported import describe_summary
+
+            return describe_summary(facts)
     return None
 
 
@@ -156,7 +189,7 @@ def _exported(path: Path) -> Answer:
 def _unknown(what: str, found: str) -> InputError:
     return InputError(
         f"{what} is {found}, but must be the folder of an artifact (config.json) or of traces "
-        "(trace.json), what export, tune, ladder, run or profile wrote, or PLACE/NAME@ALIAS of a "
+        "(trace.json), what another verb wrote, or PLACE/NAME@ALIAS of a "
         "registry",
         hint="check the path; `specctl registry show NAME` has the versions of a name",
     )

@@ -87,7 +87,7 @@ def import_(
         advice = Advice(chain_us, known, source, not_reached, context_tokens, model.time_error)
     with progress("lines read", None):
         texts = watched(sources, watch) if watch is not None else [*map(Source.of, sources)]
-        summary = import_files(texts, advice, sizes)
+        summary = {"kind": "import", **import_files(texts, advice, sizes)}
     if out is not None:
         write_whole(out / "summary.json", json_bytes(summary), "summary")
     return Answer(summary, describe_summary(summary))

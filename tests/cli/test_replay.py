@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from specctl.replay.cost.files import save_cost_model
-from tests.cli.command import ARTIFACT, USAGE, passes, refuses, specctl
+from tests.cli.command import ARTIFACT, USAGE, passes, refuses, specctl, write_lines
+from tests.logs.import_cases import vllm_log
 from tests.replay.costs import table_model
 from tests.replay.logs import random_traces
 
@@ -104,8 +105,24 @@ def test_show_prints_results_that_verbs_wrote(cost: Path, tmp_path: Path) -> Non
     random_traces(dense, num_prompts=16, depth=3, top_k=2)
     passes("ladder", dense, "-o", tmp_path / "l", "--cost-model", cost)
     passes("tune", dense, "-o", tmp_path / "t", "--cost-model", cost)
-    results = [("l", "l/ladder.json"), ("t", "t/tune.json"), ("t/tune.json", "t/tune.json")]
+    replays: dict[str, tuple[object, ...]] = {
+        "r": (),
+        "serving": ("--batch-size", 3, "--cost-model", cost),
+        "batch": ("--in-order",),
+    }
+    for place, options in replays.items():
+        passes("replay", dense, "-p", "chain:num_draft_tokens=2", "-o", tmp_path / place, *options)
+    write_lines(tmp_path / "vllm.log", *vllm_log())
+    passes("import", tmp_path / "vllm.log", "-o", tmp_path / "i")
+    results = [
+        ("l", "l/ladder.json"),
+        ("t", "t/tune.json"),
+        ("t/tune.json", "t/tune.json"),
+        *[(place, f"{place}/replay.json") for place in replays],
+        ("i", "i/summary.json"),
+    ]
     for place, name in results:
+        assert passes("show", tmp_path / place).out
         shown = json.loads(passes("show", tmp_path / place, "--json").out)
         assert shown == json.loads((tmp_path / name).read_text())
     assert "verify_fixed_us" in passes("show", cost).out
