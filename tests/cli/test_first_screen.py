@@ -111,6 +111,7 @@ def test_doctor_takes_a_pair_and_says_what_was_assumed(tmp_path: Path) -> None:
     assert ended.code == SetupError.exit_code
     found = {one["what"]: one for one in json.loads(ended.out)}
     assert (found["models"]["state"], found["drafter"]["state"]) == ("wrong", "-")
+    assert found["drafter"]["found"] == "not read, as the models do not load"
     assert "is a DFlash block drafter" in found["models"]["found"]
     assert "given twice" in specctl("doctor", "a", "b", "--drafter", "c").err
 
