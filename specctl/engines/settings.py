@@ -7,6 +7,7 @@ The variable may also hold the JSON itself. Without it the plugin is off.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -15,9 +16,17 @@ from pydantic import Field, ValidationError, model_validator
 from specctl.errors import EngineError, reason_of
 from specctl.logs.trace_files import sample_place
 from specctl.records import PositiveInt, Record, canonical_json, describe_violation, option, require
+from specctl.stores import is_store_url
 
 VARIABLE = "SPECCTL_VLLM"
 FILE_NAME = "specctl-vllm.json"
+PACKAGES = {
+    "pyarrow": "writes a log",
+    "platformdirs": "reads a registry",
+    "cryptography": "checks a registry's signatures",
+    "obstore": "reaches s3://",
+}
+"""Packages that the plugin needs and vLLM does not install, and the use of each."""
 
 
 class TraceSettings(Record):
@@ -88,6 +97,21 @@ class PluginSettings(Record):
         plain = self.trace is None or not self.trace.dense or self.policy is None
         require(plain, "a dense log verifies no drafts, so it leaves nothing to a policy")
         return self
+
+    @property
+    def packages(self) -> list[str]:
+        """Those of `PACKAGES` that these settings need."""
+        policy, places = self.policy or "", [self.policy or ""]
+        if self.trace is not None:
+            places.append(self.trace.out)
+        is_registry = "@" in policy and not os.path.isdir(policy)
+        needed = {
+            "pyarrow": self.trace is not None,
+            "platformdirs": is_registry,
+            "cryptography": is_registry,
+            "obstore": any(map(is_store_url, places)),
+        }
+        return [name for name in PACKAGES if needed[name]]
 
     def to_json(self) -> str:
         """The text of the file."""

@@ -210,10 +210,11 @@ def write(policy: Policy, serving: Serving) -> Export:
         VARIABLE: content.strip() if serving.folder is None else serving.path(FILE_NAME),
         "VLLM_USE_V2_MODEL_RUNNER": "0",
     }
+    beside = f", with {listed(settings.packages)} beside it" if settings.packages else ""
     notes.append(
-        "Install specctl where vLLM is. Its plugin needs vLLM's V1 model runner and synchronous "
-        f"scheduling, which these settings choose. Without {VARIABLE} it does nothing: to take it "
-        "out, start vLLM without these settings."
+        f"Install specctl where vLLM is{beside}. Its plugin needs vLLM's V1 model runner and "
+        f"synchronous scheduling, which these settings choose. Without {VARIABLE} it does nothing: "
+        "to take it out, start vLLM without these settings."
     )
     flags.append("--no-async-scheduling")
     if trace is not None:

@@ -22,23 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specctl.engines.settings import VARIABLE, PluginSettings, read_settings
+from specctl.engines.settings import PACKAGES, VARIABLE, PluginSettings, read_settings
 from specctl.engines.vllm_session import Session
 from specctl.errors import EngineError
 from specctl.formatting import listed
-from specctl.stores import is_store_url
 
 log = logging.getLogger("specctl.engines")
 CHECKED_VERSIONS = ("0.32.0", "0.33.0")
 """Versions of vLLM in which `tests/engines` ran: 0.32.0 in its CPU build, 0.33.0 as the Python code
 of its wheel on that build's kernels (`scripts/vllm_on_cpu.py`)."""
-PACKAGES = {
-    "pyarrow": "writes a log",
-    "platformdirs": "reads a registry",
-    "cryptography": "checks a registry's signatures",
-    "obstore": "reaches s3://",
-}
-"""Packages that the plugin needs and vLLM does not install, and the use of each."""
 NEEDED: dict[str, tuple[Any, str]] = {
     "parallel_drafting": (False, "has no levels"),
     "draft_sample_method": ("greedy", "draws drafts"),
@@ -75,16 +67,7 @@ def check_packages(settings: PluginSettings) -> None:
     Raises:
         EngineError: one is not, and its use would fail while the server runs.
     """
-    trace, policy = settings.trace, settings.policy or ""
-    is_registry = "@" in policy and not os.path.isdir(policy)
-    needed = {
-        "pyarrow": trace is not None,
-        "platformdirs": is_registry,
-        "cryptography": is_registry,
-        "obstore": is_store_url(policy) or (trace is not None and is_store_url(trace.out)),
-    }
-    missing = [name for name, is_needed in needed.items() if is_needed and find_spec(name) is None]
-    if missing:
+    if missing := [name for name in settings.packages if find_spec(name) is None]:
         uses = listed([f"{name}, which {PACKAGES[name]}" for name in missing])
         raise EngineError(
             f"the plugin needs {uses}, and vLLM's environment has none",

@@ -6,14 +6,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from specctl.artifacts import Origin, save_artifact
 from specctl.artifacts.signing import SigningKey, sign_folder
-from specctl.engines.settings import VARIABLE, PluginSettings, TraceSettings
-from specctl.engines.vllm_plugin import PACKAGES
+from specctl.engines.settings import PACKAGES, VARIABLE, PluginSettings, TraceSettings
 from specctl.engines.vllm_tracing import pair_of
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import FfnScorer, Policy, ScoredTree
@@ -108,3 +108,18 @@ def test_the_page_has_the_list() -> None:
     [line] = re.findall(r"^pip install (?!-)(.*)$", page, re.MULTILINE)
     assert line.split() == LOCAL
     assert "`obstore`" in page
+
+
+@pytest.mark.parametrize(
+    ("given", "packages"),
+    [
+        ({"policy": "schedule:from_batch=1/5:num_draft_tokens=5/2"}, []),
+        ({"policy": "team/registry/pair@prod"}, ["platformdirs", "cryptography"]),
+        ({"trace": {"out": "traces"}}, ["pyarrow"]),
+        ({"trace": {"out": "s3://bucket/traces"}}, ["pyarrow", "obstore"]),
+    ],
+)
+def test_settings_need_the_packages_of_what_they_do(
+    given: dict[str, Any], packages: list[str]
+) -> None:
+    assert PluginSettings(**given).packages == packages
