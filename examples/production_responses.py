@@ -78,6 +78,6 @@ trees = ("--dense", "--depth", 6, "--children", 4)  # what may be replayed: dept
 load = ("--batch-size", 4, "--max-new-tokens", NUM_TOKENS)
 specctl("collect", both, "--responses", both, *models, *trees, *load, "-o", OUT / "traces")
 
-chains = ("-p", "chain:num_draft_tokens=2", "-p", "chain:num_draft_tokens=5")
+chains = ("-p", "chain:2", "-p", "chain:5")
 specctl("replay", OUT / "traces", "-p", "ar", *chains, "-p", "eagle2:depth=4:top_k=4:num_tokens=16")
 print(f"The log is {OUT / 'traces'}; `specctl tune` finds the fastest setting on it.")

@@ -26,7 +26,7 @@ need_vllm(otherwise=", or log with `specctl collect --dense` instead")
 # 1. A dense log: behind every token 5 draft tokens are noted and none verified. The export prints
 # the command that is run below; its files hold the drafter's settings and the plugin's.
 pair, log = ("--target", target, "--drafter", drafter), ("--trace", OUT / "traces", "--dense")
-specctl("export", "chain:num_draft_tokens=5", "--to", "vllm", *pair, *log, "-o", OUT / "log")
+specctl("export", "chain:5", "--to", "vllm", *pair, *log, "-o", OUT / "log")
 
 # 2. Serve it, and send prompts from eight clients.
 rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()]

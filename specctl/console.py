@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from specctl.errors import OutputError, reason_of
-from specctl.formatting import Table
+from specctl.formatting import Detail, Table
 from specctl.progress import Tick, show_progress
 
 _DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
@@ -32,8 +32,8 @@ class Answer:
 
     Attributes:
         data: the answer as JSON.
-        parts: the answer as text: strings, tables, descriptions, groups of them. A list of strings
-            is printed line by line, never folded.
+        parts: the answer as text, the verdict first: sentences, tables, descriptions, groups of
+            them. A list of strings is printed line by line, never folded.
         then: called after printing; may raise.
     """
 
@@ -194,17 +194,21 @@ def show(part: Any, *, wide: bool = False) -> None:
     Tables always fit the width of the terminal. Texts fold between words, only on a terminal.
 
     Args:
-        wide: all columns and whole digests; in a pipe, each row of a table is one line.
+        wide: details, all columns and whole digests; in a pipe, each row of a table is one line.
     """
     from rich.console import Console
     from rich.text import Text
 
+    if not wide and (isinstance(part, Detail) or (isinstance(part, Table) and part.is_detail)):
+        return
     for piece in _pieces(part):
         console = Console(highlight=False)
         if isinstance(piece, Table):
             console.width = PIPED_WIDTH if wide and not is_terminal() else console.width
             piece = (piece if wide else _with_short_ids(piece.narrow())).fitted(console.width)
-        text = Text(piece) if isinstance(piece, str) else piece
+        text = piece
+        if isinstance(piece, str):
+            text = Text(piece)
         if isinstance(text, Text):
             longest = max(map(len, text.plain.split()), default=0)
             console.width = max(console.width if is_terminal() else PIPED_WIDTH, longest)

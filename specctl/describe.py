@@ -78,17 +78,18 @@ def _bucket(what: str, place: str) -> Answer:
 RESULTS = (
     "tune.json",
     "ladder.json",
+    "results.json",
     "replay.json",
     "drift.json",
+    "recalibration.json",
     "summary.json",
-    "results.json",
     "cost_model.json",
 )
 """Files of results, in the folders that verbs write."""
 
 
 def _result(path: Path) -> Answer | None:
-    """A result of a verb, or a named clock; None of another file."""
+    """What a verb wrote, in the words of that verb, or a named clock; None of another file."""
     from specctl.replay.cost.files import clock_names, load_cost_model
 
     file = next((path / name for name in RESULTS if (path / name).is_file()), path)
@@ -103,43 +104,40 @@ def _result(path: Path) -> Answer | None:
     if "cost_model_version" in facts:
         model = load_cost_model(file)
         return Answer(model.model_dump(mode="json"), cost_in_words(model))
-    shown = _shown(file, facts)
-    return None if shown is None else Answer(facts, shown)
+    parts = _result_in_words(file, facts)
+    return None if parts is None else Answer(facts, parts)
 
 
-def _shown(file: Path, facts: dict[str, Any]) -> list[Any] | None:
-    """The parts of a result, by its kind."""
-    from specctl.replay import results
+def _result_in_words(file: Path, facts: dict[str, Any]) -> list[Any] | None:
     from specctl.replay.facts import read_result
 
-    match facts.get("kind"):
-        case "tune":
-            from specctl.replay.tune.verdict import TuneResult, result_table, tune_notes
+    kind = facts.get("kind")
+    if kind == "tune":
+        from specctl.replay.tune.verdict import TuneResult, tune_parts
 
-            tuned = read_result(file, TuneResult, "specctl tune")
-            return [result_table(tuned), *tune_notes(tuned), tuned.sentence()]
-        case "ladder":
-            from specctl.replay.ladder.result import LadderResult, ladder_notes, ladder_table
+        return tune_parts(read_result(file, TuneResult, "specctl tune"))
+    if kind == "ladder":
+        from specctl.replay.ladder.result import LadderResult, ladder_parts
 
-            rungs = read_result(file, LadderResult, "specctl ladder")
-            return [ladder_table(rungs), *ladder_notes(rungs)]
-        case "replay":
-            scores = read_result(file, results.ReplayScores, "specctl replay")
-            return results.replay_result(scores).shown()
-        case "replay-serving":
-            served = read_result(file, results.ServingScores, "specctl replay")
-            return results.serving_result(served, ()).shown()
-        case "replay-batch":
-            totals = read_result(file, results.BatchScores, "specctl replay")
-            return results.totals_result(totals, ()).shown()
-        case "drift":
-            from specctl.watch.drift import DriftScores
+        return ladder_parts(read_result(file, LadderResult, "specctl ladder"))
+    if kind in ("replay", "replay-serving", "replay-batch"):
+        from specctl.replay import results
 
-            return read_result(file, DriftScores, "specctl drift").shown()
-        case "import":
-            from specctl.cli.imported import describe_summary
+        record, words = results.KINDS[kind]
+        return words(read_result(file, record, "specctl replay")).shown()
+    if kind == "drift":
+        from specctl.watch.drift import DriftScores
 
-            return describe_summary(facts)
+        return read_result(file, DriftScores, "specctl drift").shown()
+    if "why_not" in facts and "candidate" in facts:
+        from specctl.watch.recalibrate import recalibration_verdict
+
+        return [*recalibration_verdict(facts)]
+    if "fixed_length_sweep" in facts or "models" in facts:
+        from specctl.engines.lengths import length_lines
+        from specctl.logs.shown import describe_summary
+
+        return describe_summary(facts, length_lines)
     return None
 
 
@@ -189,7 +187,7 @@ def _exported(path: Path) -> Answer:
 def _unknown(what: str, found: str) -> InputError:
     return InputError(
         f"{what} is {found}, but must be the folder of an artifact (config.json) or of traces "
-        "(trace.json), what another verb wrote, or PLACE/NAME@ALIAS of a "
+        "(trace.json), what export, tune, ladder, run or profile wrote, or PLACE/NAME@ALIAS of a "
         "registry",
         hint="check the path; `specctl registry show NAME` has the versions of a name",
     )

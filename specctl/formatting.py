@@ -40,11 +40,24 @@ def sampling(settings: dict[str, Any]) -> str:
     return f"temperature {temperature}" if temperature else "greedy"
 
 
-def fixture_note(target: str) -> str:
-    """The sentence that figures of the embedded pair carry; empty for other pairs."""
-    if target.startswith("embedded"):
-        return "the embedded pair is a fixture, no claim about large models"
-    return ""
+def pair_title(target: str, drafter: str) -> str:
+    """Target and drafter above figures, with a note on the embedded pair."""
+    note = " (a fixture: no claim about large models)" if is_fixture(target) else ""
+    return f"{target} + {drafter}{note}"
+
+
+def is_fixture(model: str) -> bool:
+    """Whether figures of a model are no claim about large ones."""
+    return model.startswith("embedded")
+
+
+def short_id(digest: str) -> str:
+    """The first twelve digits of `sha256:<hex>`, for a line that tells digests apart."""
+    return digest[: len("sha256:") + 12]
+
+
+class Detail(str):
+    """A sentence that a terminal shows only with `--wide`."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,7 @@ class Table:
         legend: explains short heads.
         left: number of columns of names and prose, which may fold; figures never do.
         wide: heads of columns that a terminal shows only with `--wide`.
+        is_detail: a terminal shows the table only with `--wide`.
     """
 
     title: str
@@ -63,6 +77,7 @@ class Table:
     legend: str = ""
     left: int = 1
     wide: Collection[str] = ()
+    is_detail: bool = False
 
     def narrow(self) -> Table:
         """The table without its `wide` columns."""
@@ -116,7 +131,12 @@ class Table:
 
     @classmethod
     def of(
-        cls, title: str, records: Iterable[Any], columns: Mapping[str, str], legend: str = ""
+        cls,
+        title: str,
+        records: Iterable[Any],
+        columns: Mapping[str, str],
+        legend: str = "",
+        wide: Collection[str] = (),
     ) -> Table:
         """A table of records, one per row.
 
@@ -126,7 +146,7 @@ class Table:
         """
         parts = [field.partition(":") for field in columns.values()]
         found = [[number(attrgetter(p)(one), spec) for p, _, spec in parts] for one in records]
-        return cls(title, tuple(columns), found, legend)
+        return cls(title, tuple(columns), found, legend, wide=wide)
 
 
 # --------------------------------------------------------------------------- on a terminal

@@ -26,7 +26,7 @@ def test_every_word_is_a_policy(word: str) -> None:
 def test_mars_is_named_in_its_papers_size() -> None:
     """The tree of the preset, with and without the rule, and a lossless chain as long."""
     tree = PRESETS["mars-paper"].options["shape"]
-    assert {tree, f"{tree}+mars-paper", "chain:num_draft_tokens=7+ratio"} <= set(WORDS)
+    assert {tree, f"{tree}+mars-paper", "chain:7+ratio"} <= set(WORDS)
 
 
 def test_every_preset_is_there_with_its_verb() -> None:

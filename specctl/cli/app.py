@@ -36,7 +36,7 @@ your load. PROMPTS is a file of 70 prompts or more. Once on the machine, what a 
   specctl profile -o cost_model.json --target TARGET --drafter DRAFTER
 
 vLLM: start it as the first command prints, and send it your prompts
-  specctl export chain:num_draft_tokens=8 --to vllm --drafter DRAFTER --trace traces --dense -o log
+  specctl export chain:8 --to vllm --drafter DRAFTER --trace traces --dense -o log
   specctl tune traces --for vllm --batch-size 8 --cost-model cost_model.json -o tuned
   specctl export tuned/tune.json --to vllm -o serve
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @verb(
     app,
     tracing=TraceSettings,
-    examples="""specctl export chain:num_draft_tokens=3 --to vllm --drafter embedded
+    examples="""specctl export chain:3 --to vllm --drafter embedded
 specctl export tuned/policy --to sglang -o engine""",
     wide=True,
 )

@@ -22,6 +22,7 @@ from specctl.cli.options import (
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError, check_choice
+from specctl.formatting import Detail, short_id
 from specctl.progress import advance, progress, set_chunk_threads
 from specctl.records import option
 from specctl.replay.config import TuneConfig
@@ -44,7 +45,12 @@ def fit_answer(artifact: Any, fit: Any, out: Path) -> Answer:
         "artifact_digest": artifact.digest,
         "report": fit.data.model_dump(mode="json"),
     }
-    return Answer(data, [fit.report.terminal(), *fit.notes, f"wrote {out}  {artifact.digest}"])
+    parts = [
+        *fit.report.parts(),
+        *map(Detail, fit.notes),
+        f"wrote {out}, {short_id(artifact.digest)}",
+    ]
+    return Answer(data, parts)
 
 
 # --------------------------------------------------------------------------- from traces

@@ -17,6 +17,7 @@ from specctl.cli.options import (
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import ClockError, EngineError
+from specctl.formatting import short_id
 from specctl.progress import progress, set_chunk_threads
 from specctl.records import PositiveInt, option
 from specctl.replay.config import (
@@ -138,7 +139,7 @@ def profile(
         if model.failed_check is not None:
             raise typer.Exit(ClockError.exit_code)
 
-    shown.append(f"wrote {out}  {model.digest}  expires {model.expires}")
+    shown.append(f"wrote {out}, {short_id(model.digest)}, expires {model.expires}")
     return Answer({"out": str(out), "digest": model.digest, **facts}, shown, end)
 
 
@@ -231,7 +232,7 @@ def ladder(
     model = choose_cost(cost_model, linear, opened, force=settings.force)
 
     from specctl.replay.ladder.build import run_ladder
-    from specctl.replay.ladder.result import ladder_notes, ladder_table, write_ladder
+    from specctl.replay.ladder.result import ladder_parts, write_ladder
 
     prepare_folder(out)
     result = run_ladder(
@@ -242,7 +243,7 @@ def ladder(
         config=settings,
     )
     write_ladder(result, out)
-    parts = [ladder_table(result), *ladder_notes(result), f"wrote {out}"]
+    parts = [*ladder_parts(result), f"wrote {out}"]
     return Answer(result.to_json(), parts)
 
 

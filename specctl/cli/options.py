@@ -11,6 +11,7 @@ import typer
 from specctl import console
 from specctl.console import Answer
 from specctl.errors import StoreError, UsageError, check_choice
+from specctl.formatting import short_id
 from specctl.records import option
 
 if TYPE_CHECKING:
@@ -103,19 +104,15 @@ def run_and_publish(tuning: Tuning, opened: TraceSet, out: Path | None, fits: An
         fits: outcomes of the fits whose policies are searched.
     """
     from specctl.logs.trace_set import domain_of
-    from specctl.replay.tune.contexts import context_table
     from specctl.replay.tune.tuning import publish
-    from specctl.replay.tune.verdict import POLICY_FOLDER, result_table, tune_notes
+    from specctl.replay.tune.verdict import POLICY_FOLDER, tune_parts
 
     found = tuning.run()
     result = found.result.model_copy(update={"fits": fits})
-    parts = [result_table(result), *tune_notes(result)]
-    if result.by_context:
-        parts.append(context_table(result.by_context))
-    parts.append(result.sentence())
+    parts: list[Any] = tune_parts(result)
     digest = None
     if out is not None:
         found = replace(found, result=result)
         digest = publish(found, out, opened.fingerprint, domain_of(opened), opened.snapshots).digest
-        parts.append(f"wrote {out / POLICY_FOLDER}  {digest}")
+        parts.append(f"wrote {out / POLICY_FOLDER}, {short_id(digest)}")
     return Answer({**result.to_json(), "artifact_digest": digest}, parts)

@@ -14,7 +14,7 @@ from specctl.cli.options import check_drafter, refuse_together
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError
-from specctl.formatting import Table, fixture_note, sampling
+from specctl.formatting import Table, count, pair_title, sampling
 from specctl.progress import progress
 from specctl.records import PositiveInt, option
 from specctl.runtime.config import Decisions, DecodingConfig
@@ -149,14 +149,10 @@ def answer_of(comparison: Comparison, title: str, sampled: Sequence[Any]) -> Ans
 
     if len(results) == 1:
         return Answer(rows, [texts_of(results[0].conversations), table, *sampled], end)
-    lines = [verdict(results), equality_line(rows)]
+    lines = [equality_line(rows)]
     if waiting is not None and waiting >= LEAST_WAITING:
-        lines.insert(
-            1,
-            f"The decoding thread waited for a processor {waiting:.0%} of the time: other work "
-            "runs on this machine.",
-        )
-    return Answer(rows, [table, *filter(None, lines)], end)
+        lines.append(f"Other work runs here: decoding waited {waiting:.0%} of the time.")
+    return Answer(rows, [verdict(results), table, *lines], end)
 
 
 def texts_of(conversations: Sequence[Conversation]) -> list[str]:
@@ -229,11 +225,11 @@ def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
 
     from specctl.runtime.identity import hardware_name
 
-    model, note = pair.target.model, fixture_note(pair.target.name)
-    threads = "" if model.device.type == "cuda" else f", {torch.get_num_threads()} threads"
+    model = pair.target.model
+    threads = "" if model.device.type == "cuda" else f", {count(torch.get_num_threads(), 'thread')}"
     return (
-        f"{pair.target.name} + {pair.drafter_name}, {str(model.dtype).removeprefix('torch.')}, "
-        f"{hardware_name(*model.devices)}{threads}, {num_prompts} prompts, "
-        f"{settings.max_new_tokens} new tokens, {sampling(vars(settings.sampling))}"
-        f"{f' ({note})' if note else ''}"
+        f"{pair_title(pair.target.name, pair.drafter_name)}\n"
+        f"{hardware_name(*model.devices)}{threads}, {str(model.dtype).removeprefix('torch.')}; "
+        f"{count(num_prompts, 'prompt')}, {settings.max_new_tokens} new tokens, "
+        f"{sampling(vars(settings.sampling))}"
     )

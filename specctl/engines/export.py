@@ -133,7 +133,7 @@ def read_source(text: str) -> Source:
     standing = result.standing(result.chosen)
     figures, policy = standing.held_out, parse_policy(canonical_json(standing.record))
     mean = MeanRound(figures.levels_per_call.value, figures.verified_per_call.value)
-    reason = result.beside_plain() if isinstance(policy.shape, RootOnly) else None
+    reason = result.why_plain() if isinstance(policy.shape, RootOnly) else None
     folder = Path(text).absolute().parent / POLICY_FOLDER
     if folder.is_dir():
         named = resolve_policy(str(folder), allow_lossy=True)

@@ -136,7 +136,7 @@ def write(policy: Policy, serving: Serving) -> Export:
         if trace is not None:
             raise EngineError(
                 "--trace logs drafts, and ar makes none",
-                hint="export a chain, e.g. chain:num_draft_tokens=8 with --dense",
+                hint="export a chain, e.g. chain:8 with --dense",
             )
         return Export(notes=("vLLM decodes plainly without --speculative-config.",))
     samples = isinstance(policy.acceptance, Ratio)

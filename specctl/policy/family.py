@@ -86,6 +86,8 @@ class Family:
     """Its names on the command line with implied settings; empty for fitted families."""
     grids: Mapping[str, Mapping[str, tuple[str, ...] | Scaled]] = field(default_factory=dict)
     """Values that tuning searches, by word, which may have settings (`stop:signal=entropy`)."""
+    short: tuple[str, ...] = ()
+    """Settings that words may give as numbers alone, in this order: `chain:5`, `eagle2:4x2/8`."""
 
     @property
     def kind(self) -> str:

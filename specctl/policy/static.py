@@ -160,6 +160,7 @@ CHAIN = ShapeFamily(
     chain=None,
     withholds=lambda record: None,
     words={"chain": {}},
+    short=("num_draft_tokens",),
     grids={"chain": grid(num_draft_tokens=LEVELS)},
     shared_grid=grid(num_draft_tokens="2 3 4 6 8 11"),
 )
@@ -194,6 +195,7 @@ EAGLE2 = ShapeFamily(
     withholds=prunes,
     # EAGLE-3's own tree, as ECHO (section C.4) runs it.
     words={"eagle2": {}, "eagle3-paper": {"depth": 8, "top_k": 10, "num_tokens": 60}},
+    short=("depth", "top_k", "num_tokens"),
     grids={"eagle2": grid(depth=LEVELS, top_k="2 4 8 10", num_tokens="3 4 6 8 12 16 24 32 48 64")},
     shared_grid=grid(depth="3 5 8", top_k="4 8", num_tokens="8 16 32 64"),
     chain=lambda record: Chain(num_draft_tokens=record.depth),

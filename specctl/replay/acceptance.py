@@ -14,6 +14,7 @@ from specctl.logs.tree_log import DenseLog, Support, segment_files
 from specctl.policy import Policy, StaticTree
 from specctl.replay.facts import PairFacts, ResultRecord
 from specctl.replay.rounds import replay
+from specctl.runtime.words import words_of
 from specctl.stats import Interval, Resamples, first_over_second, sums_by
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def trace_figures(traces: TraceSet, *, seed: int = 0) -> TraceFigures:
         num_rows=len(rounds),
         num_nodes=int(rounds["num_drafted"].sum()),
         support=None if log is None else vars(log.support).copy(),
-        tree=None if tree is None else spec_of(tree),
+        tree=None if tree is None else words_of(Policy(shape=tree)),
         num_reference=len(reference),
         num_unsupported=int(reference["is_unsupported"].sum()),
         tau=tau(reference),
@@ -174,12 +175,6 @@ def reference_tree(support: Support) -> StaticTree:
     top_k, depth = min(default.top_k, support.top_k), min(default.depth, support.depth)
     most = 1 + top_k + (depth - 1) * top_k**2
     return StaticTree(depth=depth, top_k=top_k, num_tokens=min(default.num_tokens, most))
-
-
-def spec_of(tree: StaticTree) -> str:
-    """The tree as `--policy` takes it, with every setting."""
-    settings = tree.model_dump(exclude={"kind"}).items()
-    return ":".join([tree.kind, *(f"{name}={value}" for name, value in settings)])
 
 
 def prompt_codes(rounds: pl.DataFrame) -> Ints:

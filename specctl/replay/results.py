@@ -49,15 +49,17 @@ class BatchScores(TraceFacts):
     policies: tuple[BatchTotals, ...]
 
 
+AnyScores = ReplayScores | ServingScores | BatchScores
 Columns = dict[str, Callable[[Any], str]]
 """Headings, and how a row's cell is written."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a replay: one JSON value, tables and sentences."""
+    """The result of a replay: one JSON value, a verdict, tables and sentences."""
 
-    scores: ReplayScores | ServingScores | BatchScores
+    scores: AnyScores
+    verdict: str
     tables: list[formatting.Table]
     lines: list[str]  # below them
 
@@ -65,8 +67,8 @@ class Result:
         return {"kind": self.scores.kind, **self.scores.to_json()}
 
     def shown(self) -> list[Any]:
-        """Tables and sentences, top to bottom."""
-        return [*self.tables, *self.lines]
+        """The verdict, tables and sentences, top to bottom."""
+        return [self.verdict, *self.tables, *self.lines]
 
 
 def facts_of(
@@ -104,11 +106,8 @@ def facts_of(
 
 
 def _name(scores: TraceFacts, figures: Any) -> str:
-    """The policy with its marks, and the reason for ranges."""
-    name = scores.marked(figures.policy)
-    if not figures.is_marked:
-        return name
-    return f"{name}*\n{figures.censored_share:.0%} of rounds leave the log"
+    """The policy with its marks."""
+    return scores.marked(figures.policy) + ("*" if figures.is_marked else "")
 
 
 def _range(figures: PolicyFigures, name: str, spec: str, over: float = 1.0) -> str | None:
@@ -139,7 +138,7 @@ SEQUENTIAL: Columns = {
     "calls ×": lambda f: _against(f, "calls", "calls", f.calls),
     "verified ×": lambda f: _against(f, "verified", "verified_tokens", f.verified_tokens),
     "tokens/s": lambda f: _timed_figure(f, f.ratios["tokens_per_s"], ".0f"),
-    "time ×": lambda f: _timed_figure(f, f.against["time_us"], ".2f"),
+    "speed ×": lambda f: _timed_figure(f, _inverse(f.against["time_us"]), ".2f"),
     "use": lambda f: formatting.number(
         math.nan if f.is_marked else f.ratios["draft_utilisation"].value, ".0%"
     ),
@@ -155,11 +154,11 @@ TOTALS: Columns = {
     "calls ×": lambda f: f"{f.against['calls']:.3f}",
     "verified ×": lambda f: f"{f.against['verified']:.3f}",
     "tokens/s": lambda f: f"{f.tokens_per_s:.0f}",
-    "time ×": lambda f: f"{f.against['time_us']:.3f}",
+    "speed ×": lambda f: f"{1 / f.against['time_us']:.3f}",
     "use": lambda f: formatting.number(f.draft_utilisation, ".0%"),
     "support": lambda f: f"{f.expansion_support:.2%}",
 }
-TIMED = ("tokens/s", "time ×")
+TIMED = ("tokens/s", "speed ×")
 """Columns that need a cost model."""
 WIDE = ("verified ×", "use", "support", "drafts", "drafted", "accepted")
 WIDE_TIMED = (*WIDE, "verified", "calls ×")
@@ -184,21 +183,38 @@ SERVING: dict[str, tuple[str, Callable[[Any], str]]] = {
 """Shown figures of a load: heading, and how a cell is written."""
 
 
-def speeds(scores: TraceFacts, baseline: str, found: dict[str, Interval | float]) -> list[str]:
-    """One line on the speed of each policy that can win, with the clock; none of a barred baseline.
+def _fastest(scores: AnyScores, found: dict[str, Interval | float]) -> str:
+    """The verdict on speed: the fastest policy that can win, beside the baseline.
 
     Args:
         found: known speeds over the baseline's, by policy.
     """
-    if scores.clock is None or not found or not scores.can_win(baseline):
-        return []
-    texts = [
-        f"{policy} × {gain.text('.2f') if isinstance(gain, Interval) else f'{gain:.2f}'}"
-        for policy, gain in found.items()
-        if policy != baseline and scores.can_win(policy)
-    ]
-    than = scores.marked(baseline)
-    return [f"On {scores.clock}: {', '.join(texts)} of {than}."] if texts else []
+    baseline = scores.baseline
+    able = {name: gain for name, gain in found.items() if name != baseline and scores.can_win(name)}
+    if not able or not scores.can_win(baseline):
+        return f"No verdict on speed beside {scores.marked(baseline)}: see the notes."
+    best = max(able, key=lambda name: _value(able[name]))
+    gain = able[best]
+    if isinstance(gain, float):
+        return f"Fastest: {best}, × {gain:.2f} the speed of {baseline}."
+    if gain.low > 1:
+        return f"Fastest: {best}, × {gain.text('.2f')} the speed of {baseline}."
+    return f"No policy is faster than {baseline} for sure: {best} × {gain.text('.2f')}."
+
+
+def _value(gain: Interval | float) -> float:
+    return gain if isinstance(gain, float) else gain.value
+
+
+def _fewest_calls(scores: AnyScores, figures: Sequence[Any]) -> str:
+    """The verdict without times."""
+    known = [f for f in figures if not f.is_marked]
+    if not known:
+        return "No verdict: the log lacks what these policies draft."
+    best = min(known, key=lambda f: f.calls)
+    base = next(f for f in figures if f.policy == scores.baseline)
+    beside = "" if best is base or base.is_marked else f", {base.policy} {base.calls:,}"
+    return f"Fewest calls: {best.policy} {best.calls:,}{beside}."
 
 
 def _inverse(ratio: Interval) -> Interval:
@@ -213,24 +229,15 @@ def _table(
     return formatting.Table(title, ["policy", *columns], cells, wide=wide)
 
 
-def _sampling(scores: TraceFacts) -> str:
-    """The sampling of the text, with a note on the fixture."""
-    note = formatting.fixture_note(scores.target)
-    return formatting.sampling(scores.sampling) + (f" ({note})" if note else "")
-
-
 def _unsupported(scores: TraceFacts, figures: Sequence[Any], so: str) -> list[str]:
-    """A line for each policy that the log lacks expansions of, and what follows from it."""
-    advice = (
-        "Collect deeper or wider (--depth, --children), or give it at most depth="
-        "{depth}:top_k={top_k}.".format(**scores.support)
-    )
-    return [
-        f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
-        f"{f.censored_share:.1%} of its rounds run out of it{so}. {advice}"
+    """Lines on policies that the log lacks expansions of: what follows, and what to do."""
+    lines = [
+        f"* {f.policy}: {f.censored_share:.1%} of its rounds leave the log{so}."
         for f in figures
         if f.is_marked
     ]
+    advice = "Collect with a larger --depth or --children, or give depth={depth}:top_k={top_k}."
+    return [*lines, *([advice.format(**scores.support)] if lines else [])]
 
 
 def replay_result(
@@ -252,12 +259,12 @@ def replay_result(
     tables = []
     for group in groups:
         first = group[0]
-        where = "" if first.group == "all" else f", {first.group}"
+        where = "" if first.group == "all" else f"{first.group}: "
         title = (
-            f"{scores.target} + {scores.drafter}{where}: "
+            f"{formatting.pair_title(scores.target, scores.drafter)}\n{where}"
             f"{formatting.count(first.num_prompts, 'prompt')}, "
-            f"{formatting.count(first.num_tokens, 'token')}, {_sampling(scores)}; "
-            f"{intervals_over(first.num_prompts)}"
+            f"{formatting.count(first.num_tokens, 'token')}, "
+            f"{formatting.sampling(scores.sampling)}; {intervals_over(first.num_prompts)}"
         )
         hidden = without if first.time_us is not None else [*without, *TIMED]
         columns = {name: write for name, write in SEQUENTIAL.items() if name not in hidden}
@@ -268,15 +275,20 @@ def replay_result(
         f"The log does not hold what {scores.baseline} does, so nothing is compared with it."
         if without
         else f"× is relative to {scores.marked(scores.baseline)}, paired by prompt.",
-        *([] if without else speeds(scores, scores.baseline, gains)),
+        *_times(scores),
         *scores.footnotes(),
         *_unsupported(scores, pooled, ", so its figures are ranges"),
         *remarks,
     ]
-    return Result(scores, tables, lines)
+    verdict = _fastest(scores, gains) if timed and pooled[1:] else _fewest_calls(scores, pooled)
+    return Result(scores, verdict, tables, lines)
 
 
-def serving_result(scores: ServingScores, remarks: Sequence[str]) -> Result:
+def _times(scores: TraceFacts) -> list[str]:
+    return [] if scores.clock is None else [f"Times: {scores.clock}."]
+
+
+def serving_result(scores: ServingScores, remarks: Sequence[str] = ()) -> Result:
     """Figures of policies that serve one load; ratios to the baseline are `× name`.
 
     Args:
@@ -286,9 +298,9 @@ def serving_result(scores: ServingScores, remarks: Sequence[str]) -> Result:
     arrivals = "closed loop" if rate is None else f"{rate:g} requests/s"
     first = policies[0]
     title = (
-        f"{scores.target} + {scores.drafter}: batch size {first.batch_size}, {arrivals}, "
-        f"{first.num_runs} runs of {first.num_requests} requests, {_sampling(scores)}; 95% "
-        "intervals by run"
+        f"{formatting.pair_title(scores.target, scores.drafter)}\n"
+        f"batch size {first.batch_size}, {arrivals}, {formatting.sampling(scores.sampling)}; "
+        f"{first.num_runs} runs of {first.num_requests} requests, 95% intervals by run"
     )
     is_steady = all(figures.steady is not None for figures in policies)
     rows = []
@@ -305,19 +317,22 @@ def serving_result(scores: ServingScores, remarks: Sequence[str]) -> Result:
     }
     part = "without ramp-up and drain" if is_steady else "with ramp-up and drain"
     lines = [
-        *speeds(scores, scores.baseline, gains),
-        f"Simulated under the cost model, {part}; trees of a batch verified back to back; "
-        f"{ENGINES[scores.load['engine']]}.",
-        f"× is tokens/s relative to {scores.marked(scores.baseline)}, paired by run; times are in "
-        "ms, verified and batch are tokens and requests of a step.",
+        f"× is tokens/s relative to {scores.marked(scores.baseline)}, paired by run; TPOT and p99 "
+        "are in ms.",
+        *_times(scores),
+        formatting.Detail(
+            f"Simulated under the cost model, {part}; trees of a batch verified back to back; "
+            f"{ENGINES[scores.load['engine']]}. TTFT is in ms; verified and batch are tokens and "
+            "requests of a step."
+        ),
         *scores.footnotes(),
         *_unsupported(scores, policies, ""),
         *remarks,
     ]
-    return Result(scores, [table], lines)
+    return Result(scores, _fastest(scores, gains), [table], lines)
 
 
-def totals_result(scores: BatchScores, remarks: Sequence[str]) -> Result:
+def totals_result(scores: BatchScores, remarks: Sequence[str] = ()) -> Result:
     """Totals of policies over a log in its order.
 
     Args:
@@ -325,21 +340,34 @@ def totals_result(scores: BatchScores, remarks: Sequence[str]) -> Result:
     """
     first, load = scores.policies[0], scores.load
     title = (
-        f"{scores.target} + {scores.drafter}: "
-        f"{formatting.count(first.num_requests, 'request')}, {first.num_tokens} tokens, "
-        f"batch size {load['batch_size']}, {_sampling(scores)}"
+        f"{formatting.pair_title(scores.target, scores.drafter)}\n"
+        f"{formatting.count(first.num_requests, 'request')}, {first.num_tokens:,} tokens, "
+        f"batch size {load['batch_size']}, {formatting.sampling(scores.sampling)}"
     )
     timed = [f for f in scores.policies if f.time_us is not None and not f.is_marked]
     gains: dict[str, Interval | float] = {f.policy: 1 / f.against["time_us"] for f in timed}
     lines = [
-        f"× is relative to {scores.marked(scores.baseline)}; {ENGINES[load['engine']]}.",
-        *speeds(scores, scores.baseline, gains),
+        f"× is relative to {scores.marked(scores.baseline)}; totals of one run in the log's order, "
+        "so without intervals.",
+        *_times(scores),
+        formatting.Detail(
+            f"{ENGINES[load['engine']]}; drafts are the calls that verify draft tokens."
+        ),
         *scores.footnotes(),
-        "Totals of one run in the order of the log, so without intervals; drafts are the calls "
-        "that verify draft tokens.",
         *_unsupported(scores, scores.policies, ", so it may need fewer calls than shown"),
         *remarks,
     ]
     hidden = () if first.time_us is not None else TIMED
     columns = {name: write for name, write in TOTALS.items() if name not in hidden}
-    return Result(scores, [_table(scores, title, columns, scores.policies, WIDE)], lines)
+    has_verdict = timed and scores.policies[1:]
+    verdict = _fastest(scores, gains) if has_verdict else _fewest_calls(scores, scores.policies)
+    table = _table(scores, title, columns, scores.policies, WIDE)
+    return Result(scores, verdict, [table], lines)
+
+
+KINDS: dict[str, tuple[type[AnyScores], Callable[[Any], Result]]] = {
+    "replay": (ReplayScores, replay_result),
+    "replay-serving": (ServingScores, serving_result),
+    "replay-batch": (BatchScores, totals_result),
+}
+"""By `kind` of a `replay.json`: its record, and what shows it."""

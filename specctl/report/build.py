@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from specctl.errors import TraceMismatchError, UsageError
-from specctl.formatting import count, fixture_note, listed
+from specctl.formatting import count, is_fixture, listed
 from specctl.replay.acceptance import TraceFigures
 from specctl.replay.cost.files import doubts
 from specctl.replay.cost.rates import LinearCost
@@ -71,7 +71,7 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
             f"Only {count(figures.num_prompts, 'prompt')}: intervals by prompt are too narrow "
             f"below about {FEW_PROMPTS}, and n/a below {MIN_PROMPTS}.",
         )
-    if fixture_note(first.target) or fixture_note(first.drafter):
+    if is_fixture(first.target) or is_fixture(first.drafter):
         warnings.insert(0, FIXTURE)
     facts = dict(_facts(figures, given))
     byline = [count(figures.num_prompts, "prompt"), facts["sampling"]] if figures else []

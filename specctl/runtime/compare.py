@@ -257,9 +257,7 @@ def verdict(results: Sequence[RunResult]) -> str:
         return ""
     num_turns = next(iter(beside.values())).num_turns
     if num_turns < MIN_PROMPTS:
-        return (
-            f"No verdict on speed: {num_turns} turns of all policies, and one needs {MIN_PROMPTS}."
-        )
+        return f"No verdict on speed: {num_turns} turns of each policy, {MIN_PROMPTS} are needed."
     ranked = sorted(beside, key=lambda label: -beside[label].speedup.value)
     faster, unclear = (
         [label for label in ranked if beside[label].verdict == word]
@@ -268,12 +266,11 @@ def verdict(results: Sequence[RunResult]) -> str:
     best = (faster or ranked)[0]
     plain = next((run for run in results if isinstance(run.named.policy.shape, RootOnly)), None)
     base = "plain decoding" if plain else results[0].named.label
-    times = f"{beside[best].speedup.text('.2f')} times as fast as {base}"
-    times += f" ({num_turns} turns of all policies)"
+    times = f"× {beside[best].speedup.text('.2f')} of {base} ({num_turns} turns)"
     if not faster and unclear:
-        return f"Not told apart from {base}: {', '.join(unclear)}; {unclear[0]} was {times}."
+        return f"No policy is told apart from {base}: {unclear[0]} was {times}."
     if not faster:
-        what = "Drafting did not pay here: the best of it" if plain else f"Fastest: {base}; next"
+        what = "Drafting did not pay here: the best" if plain else f"Fastest: {base}; next"
         return f"{what}, {best}, was {times}."
     sums = {run.named.label: run.turns for run in results}
     close = [

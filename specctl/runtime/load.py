@@ -134,7 +134,7 @@ def _check_runs(folder: Path) -> None:
         )
     if kind not in ("eagle3", "draft_model"):
         serve = (
-            f"serve it: `specctl export chain:num_draft_tokens=3 --to vllm --drafter "
+            f"serve it: `specctl export chain:3 --to vllm --drafter "
             f"{shlex.quote(str(folder))}` writes the flags, and `specctl import` reads that "
             "server's log"
         )

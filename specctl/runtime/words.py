@@ -1,6 +1,6 @@
-"""Policies by name: `ar`, `chain:num_draft_tokens=6`, `eagle2:depth=8+survival:max_tokens=64`, an
-artifact folder, a reference such as `s3://bucket/registry/NAME@prod`, or a composition: a shape,
-then `+` and parts that replace its budget or acceptance. docs/policies.md lists words and settings.
+"""Policies by name: `ar`, `chain:6`, `eagle2:depth=8+survival:max_tokens=64`, an artifact folder, a
+reference such as `s3://bucket/registry/NAME@prod`, or a composition: a shape, then `+` and parts
+that replace its budget or acceptance. docs/policies.md lists words and settings.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from specctl.artifacts.load import Artifact
 
 _NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.+)")
+_NUMBERS = re.compile(r"[0-9]+(?:x[0-9]+(?:/[0-9]+)?)?")
+"""Settings without their names, of `chain:5` or `eagle2:4x2/8`."""
+_SHORT = {word: one.short for part in PARTS.values() for one in part for word in one.words}
 
 
 @dataclass(frozen=True)
@@ -257,7 +260,7 @@ def part_of(piece: str) -> str | None:
 
 def record_of(piece: str) -> dict[str, Any]:
     """The record of a known word with its settings, as plain values."""
-    name, *settings = piece.split(":")
+    name, settings = piece.partition(":")[0], settings_of(piece)
     family = next(one for part in PARTS.values() for one in part if name in one.words)
     known = [field for field in family.record.model_fields if field != "kind"]
     names: list[str] = []
@@ -267,7 +270,7 @@ def record_of(piece: str) -> dict[str, Any]:
         if not field or not value:
             raise UsageError(
                 f"policy {piece!r}: {word!r} is no setting; write field=value, separated by colons",
-                hint="such as eagle2:depth=6:top_k=8:num_tokens=48",
+                hint="such as eagle2:depth=6:top_k=8",
             )
         if field not in known:
             raise UsageError(
@@ -281,6 +284,25 @@ def record_of(piece: str) -> dict[str, Any]:
     if len(set(names)) < len(names):
         raise UsageError(f"policy {piece!r} has a setting twice: {', '.join(names)}")
     return found
+
+
+def settings_of(piece: str) -> list[str]:
+    """The settings behind a word or an artifact as `field=value`, also those given as numbers."""
+    word, *settings = piece.split(":")
+    numbers = re.split("[x/]", settings[0]) if settings and _NUMBERS.fullmatch(settings[0]) else []
+    short = _SHORT.get(word, ())
+    if 0 < len(numbers) <= len(short):
+        settings[:1] = map("=".join, zip(short, numbers, strict=False))
+    return settings
+
+
+def spec_of(word: str, settings: Mapping[str, Any]) -> str:
+    """A word or an artifact with settings, as `--policy` takes it: `chain:5` where numbers do."""
+    short = _SHORT.get(word, ())
+    if short and {*settings} == {*short}:
+        numbers = (str(settings[name]) for name in short)
+        return word + "".join(map("".join, zip(":x/", numbers, strict=False)))
+    return ":".join([word, *(f"{name}={value}" for name, value in settings.items())])
 
 
 def words_of(policy: Policy) -> str | None:
@@ -297,12 +319,11 @@ def words_of_part(record: Record) -> str | None:
     defaults = {name: list(one) if isinstance(one, tuple) else one for name, one in fields.items()}
     for word in family_of(record).words:
         implied = defaults | record_of(word)
-        settings = [
-            f"{name}={_text(value)}" for name, value in own.items() if value != implied[name]
-        ]
+        settings = {n: _text(value) for n, value in own.items() if value != implied[n]}
         # None and nested records cannot be written, and a plus ends the part.
-        if not any(one.endswith("=None") or {*"{+"} & {*one} for one in settings):
-            found.append(":".join([word, *settings]))
+        if not any(text == "None" or {*"{+"} & {*text} for text in settings.values()):
+            short = {name: own[name] for name in family_of(record).short if settings}
+            found.append(spec_of(word, short or settings))
     return min(found, key=len, default=None)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specctl.errors import TraceEmptyError, TraceMismatchError, UsageError
 from specctl.features import ENTROPY_TOP_K, phi
-from specctl.formatting import Table, number
+from specctl.formatting import Detail, Table, count, number
 from specctl.logs.logged_draft import LoggedDraft
 from specctl.logs.parquet import collected, scan_files
 from specctl.logs.trace_set import TraceSet
@@ -279,9 +279,7 @@ def rounds_to_fit(
         base = "eagle2:depth={}:top_k={}".format(*default_base(config, held))
     shape = resolve_policy(base).policy.shape
     if not isinstance(shape, StaticTree):
-        raise UsageError(
-            f"--base must be a static tree such as eagle2:depth=6:top_k=8:num_tokens=48, not {base}"
-        )
+        raise UsageError(f"--base must be a static tree such as eagle2:6x8/48, not {base}")
     if shape.depth > held.depth or shape.top_k > held.top_k:
         raise UsageError(
             f"--base {base} is larger than the traces, which hold depth={held.depth}:"
@@ -445,14 +443,15 @@ BIN_COLUMNS = {
     "Φ ≤": "high:.3f",
     "depth": "depth",
     "tokens": "num_tokens",
-    "train n": "train.num_rounds",
+    "train rounds": "train.num_rounds",
     "train TCR": "train.mean_tcr:.2f",
     "train τ": "train.mean_acceptance_length:.2f",
-    "test n": "held_out.num_rounds",
+    "rounds": "held_out.num_rounds",
     "share": "held_out.share_frac:.0%",
     "TCR": "held_out.mean_tcr:.2f",
     "τ": "held_out.mean_acceptance_length:.2f",
 }
+WIDE = ("train rounds", "train TCR", "train τ", "share", "TCR")
 
 
 def report_of(data: CartReport) -> FitReport[CartReport]:
@@ -460,9 +459,8 @@ def report_of(data: CartReport) -> FitReport[CartReport]:
     held_out, config = data.held_out, data.config
     low, high = held_out.mse_interval or (np.nan, np.nan)
     legend = (
-        "Φ in nats; depth in levels; tokens submitted, root counted; n rounds drafted by the base "
-        "tree, for training and held out (test); TCR mean rank of the deepest accepted node; τ "
-        "mean acceptance length, 1 + accepted, tokens"
+        "Φ: draft entropy up to the bin's end, nats; depth: drafted levels; tokens: verified, root "
+        "counted; rounds and τ: of the base tree, held out"
     )
     return FitReport(
         kind="cart",
@@ -481,8 +479,9 @@ def report_of(data: CartReport) -> FitReport[CartReport]:
             "held_out_constant_mse": held_out.constant_mse,
             "held_out_r_squared": held_out.r_squared,
         },
+        verdict=_verdict(data),
         summary=_summary(data),
-        tables=(Table.of("Bins", data.bins, BIN_COLUMNS, legend),),
+        tables=(Table.of("Bins of entropy", data.bins, BIN_COLUMNS, legend, WIDE),),
         limits=(
             f"The thresholds hold for this pair, for K = {ENTROPY_TOP_K} and for a base tree of "
             f"{config.base.depth} levels. Φ is a sum over levels, so another K, depth or pair "
@@ -495,16 +494,27 @@ def report_of(data: CartReport) -> FitReport[CartReport]:
     )
 
 
+def _verdict(data: CartReport) -> str:
+    r_squared, prompts = data.held_out.r_squared, count(data.prompts["held_out"], "held-out prompt")
+    what = "rank of the accepted node" if data.config.label == "tcr" else "accepted length"
+    if r_squared is None:
+        return f"{len(data.bins)} bins; {prompts} cannot judge them: all have the same {what}."
+    if r_squared <= 0:
+        return f"These bins predict no better than a constant on {prompts}."
+    return f"{len(data.bins)} bins explain {r_squared:.0%} of the {what}, on {prompts}."
+
+
 def _summary(data: CartReport) -> tuple[str, ...]:
     fates, held_out, config = data.rounds_by_fate, data.held_out, data.config
-    left_out = ", ".join(f"{count} {fate}" for fate, count in fates.items() if fate != USED)
-    is_idle = held_out.r_squared is not None and held_out.r_squared <= 0
-    warning = "warning: on held-out rounds these bins predict no better than a constant"
+    left_out = ", ".join(f"{number:,} {fate}" for fate, number in fates.items() if fate != USED)
     return (
-        f"{config.algorithm} on label {config.label}, filter {config.filter}: {fates[USED]} rounds "
-        f"used ({left_out or 'none'} left out), {data.prompts['train']} prompts for training, "
-        f"{data.prompts['held_out']} held out",
-        f"held-out error over {held_out.num_used} rounds: MSE {held_out.mse:.4g}, constant "
-        f"{held_out.constant_mse:.4g}, R² {number(held_out.r_squared, '.3f')}",
-        *([warning] if is_idle else []),
+        Detail(
+            f"{config.algorithm} on label {config.label}, filter {config.filter}: {fates[USED]} "
+            f"rounds used ({left_out or 'none'} left out), {data.prompts['train']} prompts for "
+            f"training; TCR: mean rank of the deepest accepted node"
+        ),
+        Detail(
+            f"held-out error over {held_out.num_used} rounds: MSE {held_out.mse:.4g}, constant "
+            f"{held_out.constant_mse:.4g}, R² {number(held_out.r_squared, '.3f')}"
+        ),
     )

@@ -19,7 +19,7 @@ from typing import Any
 from specctl.artifacts import Metric
 from specctl.artifacts.manifest import REPORT_JSON
 from specctl.durable import write_whole
-from specctl.formatting import Table, number
+from specctl.formatting import Detail, Table, count, number
 from specctl.policy import Policy, Strict, policy_digest
 from specctl.progress import progress
 from specctl.records import Record
@@ -247,13 +247,14 @@ class SweepReport(Record):
             rows[self.chosen][-1] += ", chosen"
         columns = (setting, *COLUMNS)
         first = [*strict, *([""] * (len(columns) - len(strict)))]
-        return Table(f"{setting.capitalize()}s", columns, [first, *rows], LEGEND)
+        return Table(f"{setting.capitalize()}s", columns, [first, *rows], LEGEND, wide=WIDE)
 
 
 COLUMNS = (
     "tokens/call", "× strict", "accuracy", "recovery", "lost/gained", "p-value", "bound", "changed",
     "",
 )  # fmt: skip
+WIDE = ("tokens/call", "recovery", "lost/gained", "p-value")
 LEGEND = (
     "tokens/call: emitted by rounds; × strict: over the strict policy's; recovery: accuracy over "
     "the strict policy's; bound: loss that these prompts would certify alone; changed: texts that "
@@ -284,14 +285,16 @@ def report_of(found: Sweep, face: Face, setup: dict[str, Any]) -> FitReport[Swee
         data=data,
         splits={"paired": (data.num_prompts, sum(one.calls for one in published.values()))},
         metrics={} if index is None else _metrics(data.rows[index], face.setting),
+        verdict=_verdict(data, face.setting, contract),
         summary=(
-            f"{data.num_prompts} prompts, {data.num_checked} with checkable answers",
-            f"contract: mean loss at most {contract.max_loss:g} per prompt at "
-            f"confidence {contract.confidence:g}, all settings together",
-            "acceptance: "
-            + ", ".join(f"{name} {value}" for name, value in rule.items())
-            + f"; shape {found.base.shape.kind}",
-            "; ".join(f"{name}: {value}" for name, value in setup.items()),
+            f"Loss: right answers per prompt less than the strict policy's, on {data.num_checked} "
+            f"of {count(data.num_prompts, 'prompt')} with answers that can be checked.",
+            Detail(
+                "acceptance: "
+                + ", ".join(f"{name} {value}" for name, value in rule.items())
+                + f"; shape {found.base.shape.kind}"
+            ),
+            Detail("; ".join(f"{name}: {value}" for name, value in setup.items())),
         ),
         tables=(data.table(face.setting),),
         limits=face.limits,
@@ -317,6 +320,15 @@ def _metrics(row: SettingRow, setting: str) -> dict[str, Metric | Interval | flo
         "p_value": trial.p_value,
         "max_certifiable": trial.max_certifiable,
     }
+
+
+def _verdict(data: SweepReport, setting: str, contract: Contract) -> str:
+    at_most = f"loss at most {contract.max_loss:g} at confidence {contract.confidence:g}"
+    if data.chosen is None:
+        return f"No {setting} is certified: {at_most}."
+    row = data.rows[data.chosen]
+    speed = f", × {row.comparison.speedup.text('.2f')} tokens a call"
+    return f"Certified: {setting} {row.setting:g}, {at_most}{speed}."
 
 
 def _promise(row: SettingRow, setting: str, contract: Contract) -> str:

@@ -23,7 +23,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from specctl.errors import TraceEmptyError, UsageError
-from specctl.formatting import Table, number
+from specctl.formatting import Detail, Table, count, number
 from specctl.logs.logged_draft import LoggedDraft
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
@@ -523,10 +523,10 @@ LEVEL_COLUMNS = {
     "held-out AUC": "held_out_auc:.2f",
     "threshold": "threshold:.3f",
 }
+LEVELS_WIDE = ("given gates", "held-out AUC")
 LEVEL_LEGEND = (
     "reached: positions whose accepted length reaches the level; AUC: area under the ROC curve of "
-    "its confidence, 95% by prompt; given gates: among positions that pass the gates above; "
-    "threshold: probability below which the gate closes"
+    "its confidence, 95% by prompt; threshold: probability below which the gate closes"
 )
 
 
@@ -555,8 +555,9 @@ def report_of(data: EchoReport, policy: Policy, config: EchoConfig) -> FitReport
             "held_out_verified_per_call": gated.verified_per_call,
             "held_out_utilisation": gated.utilisation,
         },
+        verdict=_verdict(data),
         summary=_summary(data),
-        tables=(Table.of("Levels", data.levels, LEVEL_COLUMNS, LEVEL_LEGEND),),
+        tables=(Table.of("Levels", data.levels, LEVEL_COLUMNS, LEVEL_LEGEND, LEVELS_WIDE),),
         limits=(
             f"The thresholds hold for this pair and for levels of {config.width} nodes.",
             "Areas are over every position of the texts, not over the rounds of a policy. A gate "
@@ -572,29 +573,51 @@ def report_of(data: EchoReport, policy: Policy, config: EchoConfig) -> FitReport
     )
 
 
+def _verdict(data: EchoReport) -> str:
+    loss, gates = data.recall, count(len(data.gates), "gate")
+    tau = {name: one.mean_acceptance_length for name, one in data.replayed.items()}
+    lost = f"{loss.loss_frac:.1%} of accepted tokens (at most {loss.loss_bound:.1%})"
+    return f"{gates}: lost {lost}; τ {tau['gates']:.2f}, without {tau['no_gates']:.2f}."
+
+
 def _summary(data: EchoReport) -> tuple[str, ...]:
     prompts, rows, loss = data.prompts, data.rows, data.recall
     gates = [
-        f"gate at level {gate.level}, {gate.threshold:.3f}: closes {gate.closes_frac:.0%} of "
-        f"{gate.num_rows} held-out positions; passes {number(gate.true_rate, '.0%')} of those that "
-        f"reach the level and {number(gate.false_rate, '.0%')} of the others"
+        f"The gate at level {gate.level} closes below {gate.threshold:.3f}: in "
+        f"{gate.closes_frac:.0%} of {gate.num_rows} held-out positions."
+        for gate in data.gates
+    ]
+    passes = [
+        Detail(
+            f"level {gate.level} passes {number(gate.true_rate, '.0%')} of the positions that "
+            f"reach it and {number(gate.false_rate, '.0%')} of the others"
+        )
         for gate in data.gates
     ]
     replayed = []
     for name, one in data.replayed.items():
         time = "" if one.token_us is None else f", {one.token_us:.0f} us a token (cost model)"
         replayed.append(
-            f"{name.replace('_', ' ')}, one request at a time, held out: τ "
-            f"{one.mean_acceptance_length:.3f}, {one.verified_per_call:.1f} verified and "
-            f"{one.levels_per_call:.1f} levels a call, yield {one.draft_yield:.2f} a round and "
-            f"{number(one.verified_yield, '.0%')} of draft tokens, u {one.utilisation:.2f}{time}"
+            f"{name.replace('_', ' ')}: {one.verified_per_call:.1f} tokens verified and "
+            f"{one.levels_per_call:.1f} levels drafted a call{time}"
+        )
+        replayed.append(
+            Detail(
+                f"{name.replace('_', ' ')}, held out: {one.draft_yield:.2f} accepted a round, "
+                f"{number(one.verified_yield, '.0%')} of draft tokens, utilisation "
+                f"{one.utilisation:.2f}"
+            )
         )
     return (
-        f"{rows['train']} positions of {prompts['train']} prompts for training, "
-        f"{rows['held_out']} of {prompts['held_out']} held out, {data.num_left_out} left out",
         *gates,
-        f"gates cut {loss.loss_frac:.1%} of accepted tokens (mean of {loss.num_prompts} held-out "
-        f"prompts, conformal bound {loss.loss_bound:.1%}); {loss.widened_loss_frac:.1%} where "
-        "their level is widened",
         *replayed,
+        *passes,
+        Detail(
+            f"{rows['train']} positions of {prompts['train']} prompts for training, "
+            f"{rows['held_out']} of {prompts['held_out']} held out, {data.num_left_out} left out"
+        ),
+        Detail(
+            f"{loss.loss_frac:.1%} lost is the mean of {loss.num_prompts} held-out prompts with a "
+            f"conformal bound; {loss.widened_loss_frac:.1%} where their level is widened"
+        ),
     )

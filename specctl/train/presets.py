@@ -27,7 +27,7 @@ PRESETS = {
         "cart",
         "HeteroSpec, arXiv:2505.13254, sections 4.1 to 4.3, Eq. 2 as printed",
         {
-            "base": "eagle2:depth=8:top_k=10:num_tokens=60",  # "official" EAGLE-3
+            "base": "eagle2:8x10/60",  # "official" EAGLE-3
             "label": "tcr",
             "filter": "fully_accepted",
             "algorithm": "printed",
@@ -76,7 +76,7 @@ PRESETS = {
             "mode": "alg1",
             "form": "ratio",
             "thetas": "0.9",
-            "shape": "eagle2:depth=7:top_k=10:num_tokens=50",  # its scripts' --total-token 50
+            "shape": "eagle2:7x10/50",  # its scripts' --total-token 50
         },
     ),
 }

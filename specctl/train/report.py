@@ -46,6 +46,7 @@ class FitReport(Generic[Data]):
     data: Data  # the figures; `report.json` is this record
     splits: Mapping[str, tuple[int, int]]  # prompts, and rounds or positions, of each side
     metrics: Figures  # for the manifest; intervals are over the last side
+    verdict: str  # in one line, for the first line of a terminal
     summary: Sequence[str]  # lines below the tables
     tables: Sequence[Table]
     limits: Sequence[str]  # of the figures and the policy
@@ -76,7 +77,7 @@ class FitReport(Generic[Data]):
 
     def card(self, policy: Policy, pair: PairFingerprint, trace_digest: str) -> str:
         """`README.md` of the artifact."""
-        lines = map(cards.cell, self.summary)
+        lines = map(cards.cell, (self.verdict, *self.summary))
         use = cards.use_block(pair, *self.use, lossless=policy.lossless)
         limits = "\n".join(f"- {line}" for line in self.limits)
         sections = (
@@ -89,12 +90,9 @@ class FitReport(Generic[Data]):
         )
         return "\n\n".join(sections) + "\n"
 
-    def terminal(self) -> Any:
-        """The tables, then the summary."""
-        from rich.console import Group
-
-        parts: list[Any] = [*self.tables, *self.summary]
-        return Group(*parts)
+    def parts(self) -> list[Any]:
+        """The verdict, the tables, then the summary, for a terminal."""
+        return [self.verdict, *self.tables, *self.summary]
 
 
 def _markdown(table: Table) -> str:

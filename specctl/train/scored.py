@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from specctl.errors import UsageError
-from specctl.formatting import Table, count
+from specctl.formatting import Detail, Table, count
 from specctl.logs.node_sample import LoggedNodes, NodeRows, sample_nodes
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import JointThreshold, Policy, ScoredTree, Scorer, build_shape
@@ -359,12 +359,12 @@ def scored_fit(
         {
             "recall": "recall:.2f",
             "nodes": "num_tokens:.1f",
-            "joint": "joint_num_tokens:.1f",
-            "change": "found_change:+.1%",
+            "plain": "joint_num_tokens:.1f",
+            "difference": "found_change:+.1%",
         },
-        "nodes kept per position, root counted, where each curve passes the recall (share of "
-        "accepted tokens kept), held out; joint: plain threshold on the path's probability, same "
-        f"depth; {intervals_over(data.sides['held_out'].num_prompts)}",
+        "recall: share of accepted tokens kept; nodes: kept per position, root counted; plain: by "
+        "a threshold on the path's probability; a negative difference is a gain; held out, "
+        f"{intervals_over(data.sides['held_out'].num_prompts)}",
     )
     quality = {kind: data.label, **data.references}
     label_table = Table(
@@ -373,6 +373,7 @@ def scored_fit(
         [(name, f"{found.log_loss:.5f}", f"{found.auc:.4f}") for name, found in quality.items()],
         "log-loss in nats a node; boosted trees: LightGBM on the same nodes and features, which "
         "shows what this scorer leaves; drafter: its own probability",
+        is_detail=True,
     )
     report = FitReport(
         kind=kind,
@@ -391,7 +392,8 @@ def scored_fit(
             "held_out_label_log_loss": data.label.log_loss,
             **{f"change_at_recall_{row.recall:g}": row.found_change for row in data.comparisons},
         },
-        summary=(*first, *_summary(data)),
+        verdict=_verdict(data),
+        summary=(*map(Detail, first), *_summary(data)),
         tables=(recalls, label_table, *tables),
         limits=(
             "Figures are means over logged positions, each taken as a start. A run visits some. "
@@ -411,32 +413,43 @@ def scored_fit(
     return Fit(policy, report, sides.split.train, check)
 
 
+def _verdict(data: ScoredReport) -> str:
+    """The threshold's recall and nodes, and the largest sure gain over plain thresholds."""
+    if data.auc <= data.joint_auc:
+        return "These scores order nodes no better than the path's own probability."
+    kept = f"Keeps {data.held_out.recall:.0%} of accepted tokens in {data.held_out.num_tokens:.1f}"
+    changes = [row.change_interval for row in data.comparisons if row.change_interval is not None]
+    gains = [-found.value for found in changes if found.high < 0]
+    if not gains:
+        return f"{kept} nodes; no gain over the plain threshold."
+    return f"{kept} nodes; up to {max(gains):.0%} below the plain threshold."
+
+
 def _summary(data: ScoredReport) -> tuple[str, ...]:
     held_out, kept, ends = data.sides["held_out"], data.held_out, data.held_out_interval
     lines = [
-        f"beta {data.beta:.4g} keeps, on {held_out.num_prompts} held-out prompts "
-        f"({held_out.num_positions} positions): recall {ends['recall'].text('.3f')}, positive "
-        f"rate {kept.positive_rate:.4f}, {ends['num_tokens'].text('.1f')} nodes and "
-        f"{kept.num_accepted:.2f} accepted tokens a position",
-        f"AUC {data.auc:.4f}, of the joint probability {data.joint_auc:.4f}; ECE "
-        f"{data.calibration[0].ece:.4f}; log-loss of the label {data.label.log_loss:.4f} nats",
+        f"beta {data.beta:.3g} keeps {ends['recall'].text('.2f')} of the accepted tokens in "
+        f"{ends['num_tokens'].text('.1f')} nodes.",
+        Detail(
+            f"{held_out.num_prompts} held-out prompts, {held_out.num_positions} positions: "
+            f"positive rate {kept.positive_rate:.4f}, {kept.num_accepted:.2f} accepted tokens each"
+        ),
+        Detail(
+            f"AUC {data.auc:.4f}, of the joint probability {data.joint_auc:.4f}; ECE "
+            f"{data.calibration[0].ece:.4f}; log-loss of the label {data.label.log_loss:.4f} nats"
+        ),
     ]
-    if data.auc <= data.joint_auc:
-        lines.append("warning: these scores order nodes no better than the joint probability")
     if data.support is not None:
         most = count(data.config.nodes.second_top_k or 0, "node")
         lines.append(
-            f"expands at most {most} per level: the traces hold {data.support:.1%} of what it "
-            "drafts (--second-top-k)"
+            f"It expands at most {most} a level; the traces hold {data.support:.1%} of what it drafts."
         )
         if data.support < MARKED_BELOW:
             lines.append(
-                "warning: replay gives ranges, as the traces lack so much; collect with a larger "
-                "--width, or prune more (--recall, --beta)"
+                "Replay gives ranges for it: collect with a larger --width, or prune more (--recall)."
             )
     if data.missing_frac > 0.05:
         lines.append(
-            f"warning: without a threshold it asks for {data.missing_frac:.2f} expansions a "
-            "position that the traces lack; recalls near 1 are pessimistic"
+            "The log is narrower than this scorer would draft: recalls near 1 are too low."
         )
     return tuple(lines)

@@ -84,7 +84,8 @@ def fit_survival(
     ]
     legend = "children of accepted nodes of the training prompts; copies are longest earlier "
     legend += f"matches of the text's end, up to {SUFFIX_TOKENS} tokens"
-    table = Table("Acceptance by copy", ("node", "number", "accepted"), cells, legend)
+    heads = ("node", "number", "accepted")
+    table = Table("Acceptance by copy", heads, cells, legend, is_detail=True)
     first = (
         f"{len(scorer.edges) + 1} bins of draft probability; drafting stops where the nodes of a "
         f"level together are accepted with less than {config.min_level_prob:g}"

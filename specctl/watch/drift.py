@@ -21,7 +21,7 @@ import numpy as np
 
 from specctl.artifacts import PairFingerprint
 from specctl.errors import TraceEmptyError, UsageError
-from specctl.formatting import Table, count, number
+from specctl.formatting import Detail, Table, count, number
 from specctl.logs.positions import Floats
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import support_of
@@ -102,14 +102,12 @@ class Drift(ResultRecord):
 
     def shown(self) -> list[Any]:
         """Text and tables for the terminal."""
-        verdict = (
-            f"no alarm (evidence {_digits(self.wealth)}, at most {_digits(self.most_wealth)}; it "
-            f"rings at {1 / self.alpha:g})"
-        )
-        if self.alarm_at is not None:
-            verdict = f"ALARM at {self.unit} {self.alarm_at}"
-        units = f"{count(self.num_units, self.unit)} watched"
-        parts: list[Any] = [[f"{units} against {self.num_reference} of the reference: {verdict}"]]
+        units = f"{count(self.num_units, self.unit)} against {self.num_reference} of the reference"
+        if self.alarm_at is None:
+            evidence = f"evidence {_digits(self.wealth)}, alarm at {1 / self.alpha:g}"
+            parts: list[Any] = [f"No alarm: {units} ({evidence})."]
+        else:
+            parts = [f"ALARM at {self.unit} {self.alarm_at}: {units}."]
         if self.moved:
             columns = {
                 "signal": "signal",
@@ -139,10 +137,13 @@ class Drift(ResultRecord):
         ]
         return [
             *parts,
-            f"Not moved: {', '.join(still)}." if still else "Every signal moved.",
-            f"While nothing changes, so that one {self.unit} could stand in another's place, the "
-            f"alarm rings with probability {self.alpha:g} at most, over the whole watch and all "
-            "signals, however often you look.",
+            f"False alarms: at most {self.alpha:.0%} over the whole watch, however often you look.",
+            Detail(f"Highest evidence so far: {_digits(self.most_wealth)}."),
+            Detail(f"Not moved: {', '.join(still)}." if still else "Every signal moved."),
+            Detail(
+                f"The bound holds while nothing changes, so that one {self.unit} could stand in "
+                "another's place."
+            ),
         ]
 
 

@@ -7,6 +7,7 @@ it is faster than both by more than the interval.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from specctl.replay.tune.candidates import STATIC
 from specctl.replay.tune.search import resample
 from specctl.replay.tune.tuning import Tuned, Tuning, prepare, publish
 from specctl.replay.tune.verdict import TuneResult
-from specctl.runtime.words import NamedPolicy, words_of, words_of_part
+from specctl.runtime.words import NamedPolicy, settings_of, words_of, words_of_part
 from specctl.stats import Interval
 from specctl.train.fits import refit, write_fit
 
@@ -124,15 +125,26 @@ class Recalibration:
         ]
         title = (
             f"{result.num_prompts.held_out} recent prompts held out of "
-            f"{result.num_prompts.held_out + result.num_prompts.train}; {result.clock}"
+            f"{result.num_prompts.held_out + result.num_prompts.train}"
         )
-        lines = [
-            f"refit over deployed: × {self.against_deployed.text('.3f')}; over the best static "
-            f"setting: × {self.against_static.text('.3f')}"
-        ]
-        lines += facts.footnotes()
-        lines.append(f"no candidate: {self.why_not}" if self.why_not else "a candidate")
-        return [Table(title, ("", "policy", "tokens/s"), rows, left=2), lines]
+        verdict = recalibration_verdict(self.to_json())
+        table = Table(title, ("", "policy", "tokens/s"), rows, left=2)
+        return [*verdict, table, f"Times: {result.clock}.", *facts.footnotes()]
+
+
+def recalibration_verdict(data: Mapping[str, Any]) -> list[str]:
+    """The verdict of `recalibration.json`, and its gains."""
+    over = [
+        Interval(**{end: math.nan if at is None else at for end, at in data[name].items()})
+        for name in ("against_deployed", "against_static")
+    ]
+    gains = (
+        f"× {over[0].text('.2f')} of the deployed policy, × {over[1].text('.2f')} of the best "
+        "static setting"
+    )
+    if data["why_not"] is None:
+        return [f"Better: {data['candidate']}, {gains}."]
+    return [f"Keep {data['deployed']}: {data['why_not']}.", f"The refit is {gains}."]
 
 
 def recalibrate(
@@ -205,7 +217,8 @@ def _without_searched(part: Record) -> str | None:
     searched = {name for grid in family_of(part).grids.values() for name in grid}
     if words is None or not searched:
         return None
-    return ":".join(one for one in words.split(":") if one.partition("=")[0] not in searched)
+    kept = (one for one in settings_of(words) if one.partition("=")[0] not in searched)
+    return ":".join([words.partition(":")[0], *kept])
 
 
 def _certifying(policy: Policy) -> str:

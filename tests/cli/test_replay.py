@@ -23,7 +23,7 @@ def replayed(folder: Path, *options: object) -> dict[str, Any]:
 
 
 def test_a_table_for_people(dense: Path) -> None:
-    shown = passes("replay", dense, "-p", "ar", "-p", "eagle2:depth=4:top_k=3:num_tokens=9").out
+    shown = passes("replay", dense, "-p", "ar", "-p", "eagle2:4x3/9").out
     assert "6 prompts, 768 tokens, greedy" in shown
     assert all(part in shown for part in ("eagle2:depth=4:", "top_k=3:", "num_tokens=9"))
     assert "× is relative to ar" in shown
@@ -44,7 +44,7 @@ def test_json_for_scripts_and_a_file_of_the_same(dense: Path, tmp_path: Path) ->
 
 def test_what_the_log_lacks_is_said(dense: Path) -> None:
     """A figure that the log does not support is a range, and its row says why."""
-    options = ("-p", "ar", "-p", "eagle2:depth=8:top_k=3:num_tokens=12")
+    options = ("-p", "ar", "-p", "eagle2:8x3/12")
     _, deep = replayed(dense, *options)["policies"]
     found = passes("replay", dense, *options, "--wide").out
     [row] = [line for line in found.splitlines() if "num_tokens=12*" in line and "rounds" in line]
@@ -86,7 +86,7 @@ def test_a_batch_that_was_not_measured_is_refused_before_the_log_is_read(
 
 
 def test_a_served_batch_with_a_budget_and_goodput(dense: Path, cost: Path, tmp_path: Path) -> None:
-    budget = ("-p", "eagle2:depth=3:top_k=3:num_tokens=8+survival:max_tokens=12")
+    budget = ("-p", "eagle2:3x3/8+survival:max_tokens=12")
     load = ("--batch-size", 3, "--cost-model", cost)
     options = ("-p", "ar", *budget, *load, "--tpot-limit-ms", 1)
     document = replayed(dense, *options, "-o", tmp_path)

@@ -43,13 +43,13 @@ TRACES = ["traces verify set", "traces snapshot set", "traces snapshot set --lis
 BEGUN = ["registry init", f"registry push chain {NAME} --alias prod"]
 COLLECTED = ["collect embedded -o set --limit 1 --max-new-tokens 4 --policy chain --device cpu"]
 DENSE = ["collect embedded -o set --dense --limit 1 --depth 2 --children 2 --max-new-tokens 4"]
-REPLAY = ["replay set -p eagle2:depth=2:top_k=2:num_tokens=4 --json"]
+REPLAY = ["replay set -p eagle2:2x2/4 --json"]
 PLAIN = [
     "show chain",
     "show h100-llama-3.1-8b-eagle",
     "import vllm.log",
     "import vllm.log --cost-model h100-llama-3.1-8b-eagle",
-    "export chain:num_draft_tokens=3 --to vllm --drafter HEAD/head --method mtp -o serve",
+    "export chain:3 --to vllm --drafter HEAD/head --method mtp -o serve",
     "export eagle2 --to sglang --drafter embedded",
     "export eagle2 --to vllm --nearest --drafter embedded",
     "export chain --to transformers",

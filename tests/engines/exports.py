@@ -13,14 +13,14 @@ SCHEDULE = "schedule:from_batch=1/5/17:num_draft_tokens=5/2/0"
 TAILED = "schedule:from_batch=1/5:num_draft_tokens=5/2"
 AS_IT_IS = {
     "vllm": (
-        *("ar", "chain", "chain:num_draft_tokens=1", SCHEDULE, TAILED),
+        *("ar", "chain", "chain:1", SCHEDULE, TAILED),
         *("chain+ratio", f"{TAILED}+ratio"),
         *("confidence", "svip", "adaedl:threshold=0.3", "adasd_stop:window=6"),
         *("stop:signal=survival:threshold=0.5:window=5", "stop:signal=entropy:threshold=1.5"),
         *("threshold:top_k=1", "opt_tree:top_k=1", "ddd:top_k=1"),
         *("echo:width=1:max_width=1:gate_levels=2/:thresholds=0.5/", "chain+survival:max_tokens=8"),
     ),
-    "sglang": ("ar", "chain", "eagle2", "eagle2:depth=3:top_k=4:num_tokens=16", SCHEDULE, TAILED),
+    "sglang": ("ar", "chain", "eagle2", "eagle2:3x4/16", SCHEDULE, TAILED),
     "transformers": ("ar", "chain", "confidence", "confidence:threshold=0.7:window=8"),
     "llamacpp": (
         *("ar", "chain", "p_min:threshold=0.5", "p_min:window=5:min_draft_tokens=2"),

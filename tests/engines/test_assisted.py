@@ -22,7 +22,7 @@ from tests.cli.command import passes
 from tests.runtime.toy import Kept
 
 NUM_PROMPTS, NEW_TOKENS = 3, 24
-POLICIES = ("chain:num_draft_tokens=5", "confidence:threshold=0.4:window=5")
+POLICIES = ("chain:5", "confidence:threshold=0.4:window=5")
 Rounds = list[tuple[int, int]]
 """Draft tokens submitted and admitted, round by round."""
 

@@ -30,7 +30,7 @@ from tests.policy.scorers import random_network
 
 K = 6
 WORDS = (
-    "chain:num_draft_tokens=4",
+    "chain:4",
     "schedule:from_batch=1/:num_draft_tokens=5/",
     "confidence:window=6:threshold=0.5",
     "svip:window=5:threshold=0.8",
@@ -40,7 +40,7 @@ WORDS = (
     "threshold:depth=6:min_prob=0.1",
     "opt_tree:depth=6:top_k=4:num_tokens=12:min_gain=0.3",
     "ddd:depth=6:top_k=4:num_tokens=12:check_levels=2/4:min_beam_logp=-0.7",
-    "eagle2:depth=5:top_k=4:num_tokens=16",
+    "eagle2:5x4/16",
 )
 BINS = EntropyBins(base=StaticTree(depth=3, top_k=4, num_tokens=12), edges=(0.5, 1.5, 3.0), alpha=3)
 FITTED = {
@@ -150,9 +150,7 @@ def test_a_rule_that_is_asked_too_late_differs(log: DenseLog) -> None:
 def test_a_batch_shares_a_budget(log: DenseLog) -> None:
     """Three requests verify eight tokens, roots counted: the five likeliest of their drafts."""
     [chunk] = log.chunks(extra=("token_id", *ENTROPIES))
-    rules = rules_of(
-        resolve_policy("chain:num_draft_tokens=4+survival:max_tokens=8").policy, batch_size=3
-    )
+    rules = rules_of(resolve_policy("chain:4+survival:max_tokens=8").policy, batch_size=3)
     rows = torch.from_numpy(chunk.positions.start[:3])
     draft = rules.begin(["a", "b", "c"], torch.zeros_like(rows))
     nodes, joint = chunk.root[rows], torch.zeros(3)
@@ -183,13 +181,9 @@ def test_what_cannot_run_is_refused() -> None:
     with pytest.raises(EngineError, match="num_speculative_tokens 20"):
         rules_of(resolve_policy("confidence").policy)
     with pytest.raises(UsageError, match="batch size"):
-        rules_of(resolve_policy("chain:num_draft_tokens=4+survival:max_tokens=8").policy)
+        rules_of(resolve_policy("chain:4+survival:max_tokens=8").policy)
     with pytest.raises(UsageError, match="cost"):
-        rules_of(
-            resolve_policy(
-                "chain:num_draft_tokens=4+marginal:tokens_per_s=100", step_cost=None
-            ).policy
-        )
+        rules_of(resolve_policy("chain:4+marginal:tokens_per_s=100", step_cost=None).policy)
 
 
 @torch.inference_mode()

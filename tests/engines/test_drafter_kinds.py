@@ -26,7 +26,7 @@ from specctl.runtime.words import resolve_policy
 from tests.cli.command import USAGE, passes, specctl
 from tests.runtime.checkpoints import KINDS, SIXTEEN, arch, publish
 
-CHAIN = read_source("chain:num_draft_tokens=4").named
+CHAIN = read_source("chain:4").named
 BY_ENGINE = {
     "eagle3": ("eagle3", "EAGLE3"),
     "eagle": ("eagle", "EAGLE"),
@@ -163,10 +163,10 @@ DFLASH = EngineDrafter(model="d", method="dflash", block_size=15)
 @pytest.mark.parametrize(
     ("drafter", "words", "outcome"),
     [
-        (DFLASH, "chain:num_draft_tokens=15", ("1", "1", "16")),
-        (DFLASH, "chain:num_draft_tokens=5", "trained to draft 15 tokens a round, and not 5"),
-        (DSPARK, "chain:num_draft_tokens=7", ("1", "1", "8")),
-        (DSPARK, "chain:num_draft_tokens=5", "whole block of a DSpark drafter, 7 tokens"),
+        (DFLASH, "chain:15", ("1", "1", "16")),
+        (DFLASH, "chain:5", "trained to draft 15 tokens a round, and not 5"),
+        (DSPARK, "chain:7", ("1", "1", "8")),
+        (DSPARK, "chain:5", "whole block of a DSpark drafter, 7 tokens"),
         (DSPARK.model_copy(update={"block_size": None}), "chain", ("1", "1", "5")),
         (DFLASH, "eagle2", "chains with DFLASH, no trees"),
         (DFLASH, "schedule:from_batch=1/5:num_draft_tokens=5/2", "only with an EAGLE drafter"),
@@ -207,7 +207,7 @@ def test_llamacpp_drafts_from_gguf_files_of_each_kind(method: Any) -> None:
 @pytest.mark.parametrize("method", ["dflash", "dspark", "medusa", "peagle"])
 def test_rules_of_the_plugin_need_a_drafter_of_one_token_a_step(method: Any) -> None:
     serving = Serving(drafter=EngineDrafter(model="d", method=method))
-    with pytest.raises(EngineError, match="export chain:num_draft_tokens=4 without --trace"):
+    with pytest.raises(EngineError, match="export chain:4 without --trace"):
         VLLM.write(resolve_policy("confidence:window=4").policy, serving)
     logging = Serving(drafter=serving.drafter, trace=TraceSettings(out="t", dense=True))
     with pytest.raises(EngineError, match="drafts them together"):
@@ -216,7 +216,7 @@ def test_rules_of_the_plugin_need_a_drafter_of_one_token_a_step(method: Any) -> 
 
 
 def test_a_longer_chain_than_the_block_is_noted() -> None:
-    policy = resolve_policy("chain:num_draft_tokens=9").policy
+    policy = resolve_policy("chain:9").policy
     assert "trained to draft 7 tokens" in VLLM.write(policy, Serving(drafter=DSPARK)).notes[0]
 
 
@@ -249,7 +249,7 @@ def test_keys_of_vllm_that_are_passed_over_or_refused_by_name(
     path.write_text(json.dumps(config | more))
     shown = specctl("show", path)
     if refusal is None:
-        assert shown.out == "vLLM: chain:num_draft_tokens=3\n"
+        assert shown.out == "vLLM: chain:3\n"
         assert all(name in shown.err for name in more)
     else:
         assert (shown.code, shown.out) == (8, "")

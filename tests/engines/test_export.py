@@ -125,7 +125,7 @@ def test_the_plugin_loads_an_artifact_from_anywhere(
 # --------------------------------------------------------------------------- what is lost
 
 LOST = (
-    ("vllm", "eagle2", "the tree of eagle2", "chain:num_draft_tokens=6"),
+    ("vllm", "eagle2", "the tree of eagle2", "chain:6"),
     ("vllm", "threshold", "the tree of threshold", "threshold:top_k=1"),
     ("vllm", "chain+echo_budget:max_tokens=8", "budget echo_budget", "chain"),
     ("vllm", "chain+mars", "acceptance mars", "chain"),
@@ -134,19 +134,19 @@ LOST = (
     ("sglang", "confidence:window=5", "the choice of stop", None),
     ("sglang", "chain+survival:max_tokens=8", "budget survival", "chain"),
     ("sglang", "threshold:depth=3:top_k=2:num_tokens=9", "choice of threshold", None),
-    ("sglang", "eagle2:depth=5:top_k=8:num_tokens=250", "nodes above 128",
-      "eagle2:depth=5:top_k=8:num_tokens=128"),
+    ("sglang", "eagle2:5x8/250", "nodes above 128",
+      "eagle2:5x8/128"),
     ("llamacpp", "chain+ratio", "sampled drafts", "chain"),
-    ("llamacpp", "eagle2", "the choice of eagle2", "chain:num_draft_tokens=6"),
+    ("llamacpp", "eagle2", "the choice of eagle2", "chain:6"),
     ("vllm", "p_min:threshold=0.3:window=5", "among the ten", "confidence:threshold=0.3:window=5"),
     ("llamacpp", "adasd_stop", "or up to its own stop", None),
     ("llamacpp", "confidence:window=5", "among the ten likeliest", "p_min:threshold=0.4:window=5"),
     ("llamacpp", "stop:signal=confidence:threshold=0.4:window=5:top_k=2:num_tokens=9",
       "the choice of stop", "p_min:threshold=0.4:window=5"),
-    ("llamacpp", TAILED, "lengths by batch size", "chain:num_draft_tokens=5"),
+    ("llamacpp", TAILED, "lengths by batch size", "chain:5"),
     ("llamacpp", "adasd_stop:window=5", "the choice of adasd_stop", None),
-    ("transformers", "eagle2", "the choice of eagle2", "chain:num_draft_tokens=6"),
-    ("transformers", TAILED, "lengths of larger batches", "chain:num_draft_tokens=5"),
+    ("transformers", "eagle2", "the choice of eagle2", "chain:6"),
+    ("transformers", TAILED, "lengths of larger batches", "chain:5"),
     ("transformers", "confidence:keep_last=false", "without their last uncertain", "confidence"),
     ("transformers", "svip:window=7", "sqrt_entropy", None),
 )  # fmt: skip
@@ -194,10 +194,10 @@ def test_the_mean_round_sizes_the_nearest_static_draft() -> None:
     tree = resolve_policy("threshold:depth=8:top_k=4").policy
     wide = resolve_policy("threshold:depth=8:top_k=8").policy
     for policy, mean, nearest in (
-        (stop, MEAN, "chain:num_draft_tokens=3"),
-        (tree, MEAN, "eagle2:depth=3:top_k=4:num_tokens=10"),
-        (stop, MeanRound(levels=0.2, tokens=1.2), "chain:num_draft_tokens=1"),
-        (wide, MeanRound(levels=5, tokens=300.0), "eagle2:depth=5:top_k=8:num_tokens=128"),
+        (stop, MEAN, "chain:3"),
+        (tree, MEAN, "eagle2:3x4/10"),
+        (stop, MeanRound(levels=0.2, tokens=1.2), "chain:1"),
+        (wide, MeanRound(levels=5, tokens=300.0), "eagle2:5x8/128"),
     ):
         assert sglang.nearest_to(policy, mean) == resolve_policy(nearest).policy
 
@@ -220,20 +220,20 @@ def test_adaptive_files_that_sglang_would_refuse_or_misread(case: str) -> None:
 
 @pytest.mark.parametrize("case", WRONG_LLAMACPP)
 def test_flags_that_llamacpp_would_refuse_or_misread(case: str) -> None:
-    chain = json.loads(exported("llamacpp", "chain:num_draft_tokens=3").files[LLAMACPP_FILE])
+    chain = json.loads(exported("llamacpp", "chain:3").files[LLAMACPP_FILE])
     with pytest.raises(EngineError, match=LLAMACPP_FILE):
         ENGINES["llamacpp"].read({LLAMACPP_FILE: json.dumps(chain | WRONG_LLAMACPP[case])})
 
 
 def test_rates_of_llamacpp_may_be_equal() -> None:
     rates = (0.123457, 0.123457)
-    written = exported("llamacpp", "chain:num_draft_tokens=2", synthetic_rates=rates)
+    written = exported("llamacpp", "chain:2", synthetic_rates=rates)
     assert written.flags[-2:] == ("--spec-synth-rates", "0.123457,0.123457")
     assert "Acceptances are made up" in written.notes[-1]
 
 
 def test_one_draft_token_at_least_is_a_chain_of_llamacpp() -> None:
-    files = exported("llamacpp", "chain:num_draft_tokens=3").files
+    files = exported("llamacpp", "chain:3").files
     at_least = json.dumps(json.loads(files[LLAMACPP_FILE]) | {"spec_draft_n_min": 1})
     chain = Policy(shape=Chain(num_draft_tokens=3))
     assert ENGINES["llamacpp"].read({LLAMACPP_FILE: at_least}) == chain
@@ -343,7 +343,7 @@ def test_the_drafter_is_that_of_the_artifact_or_given(tmp_path: Path) -> None:
 
 def test_a_log_inside_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ("export", "chain:num_draft_tokens=8", "--to", "vllm", "--drafter", "embedded")
+    words = ("export", "chain:8", "--to", "vllm", "--drafter", "embedded")
     traced = (*words, "--trace", "traces", "--dense", "--every", 4, "--max-bytes", 1000000)
     passes(*traced, "-o", "serve")
     settings = PluginSettings.model_validate_json((tmp_path / "serve" / FILE_NAME).read_text())
@@ -383,7 +383,7 @@ REFUSED = (
     (
         ENGINE,
         "confidence:window=4 --to vllm --drafter embedded --trace t --dense",
-        "chain:num_draft_tokens=4 for the log",
+        "chain:4 for the log",
     ),
     (ENGINE, f"{TAILED} --to sglang --drafter embedded:small", "EAGLE drafter"),
     (4, "wrong.json --to vllm", "specctl tune"),
@@ -451,17 +451,17 @@ def test_figures_of_a_policy_and_of_the_nearest(traces: Path, costs: Path) -> No
 def test_a_load_is_simulated_as_its_engine_batches(traces: Path, costs: Path) -> None:
     """A policy that the engine lacks is simulated in our own batches, and no budget without one."""
     log = ("--to", "vllm", "--drafter", "embedded", "--log", traces, "--cost-model", costs)
-    for words, engine in (("chain:num_draft_tokens=3", "vllm"), ("eagle2:depth=3", "specctl")):
+    for words, engine in (("chain:3", "vllm"), ("eagle2:depth=3", "specctl")):
         of_batch = ("export", words, *log, "--nearest", "--max-batch-size", 2, "--json")
         assert json.loads(passes(*of_batch).out)["replay"]["load"]["engine"] == engine
     told = refuses(USAGE, "export", "chain+survival:max_tokens=8", *log)
     assert "needs --max-batch-size above 1 and --cost-model" in told
 
 
-@pytest.mark.parametrize("words", ["chain:num_draft_tokens=3", "eagle2:depth=3:top_k=3"])
+@pytest.mark.parametrize("words", ["chain:3", "eagle2:depth=3:top_k=3"])
 def test_synthetic_rates_are_those_of_the_written_policy(words: str, traces: Path) -> None:
     """The i-th is the chance that a round accepts i tokens, where it drafts as many."""
-    policy = resolve_policy("chain:num_draft_tokens=3").policy
+    policy = resolve_policy("chain:3").policy
     export = ("export", words, "--to", "vllm", "--drafter", "embedded", "--nearest")
     said = json.loads(passes(*export, "--log", traces, "--synthetic", "--json").out)
     assert Policy.model_validate_json(json.dumps(said["exported"])) == policy
@@ -641,7 +641,7 @@ def test_a_page_names_every_engine_for_a_ladder() -> None:
         ladder = ladder_results(label=label, target="embedded", drafter="embedded")
         return list(settings_for(Given(ladder=ladder), None).engines)
 
-    vllm, sglang, transformers, llamacpp = engines("eagle2:depth=4:top_k=2:num_tokens=9")
+    vllm, sglang, transformers, llamacpp = engines("eagle2:4x2/9")
     assert vllm.lines == transformers.lines == ()
     assert vllm.notes[0].endswith("The nearest policy that it runs: chain.")
     assert llamacpp.notes[0].endswith("The nearest policy that it runs: chain.")
@@ -666,7 +666,7 @@ def test_a_policy_that_nothing_names_is_refused() -> None:
 
 def test_room_for_longer_policies_is_left_unused() -> None:
     """`num_speculative_tokens` may be more than the policy drafts; the plugin then plays it."""
-    chain = resolve_policy("chain:num_draft_tokens=3").policy
+    chain = resolve_policy("chain:3").policy
     drafter = EngineDrafter(model="d", method="eagle3")
     export = VLLM.write(chain, Serving(drafter=drafter, max_draft_tokens=8))
     assert json.loads(export.files["speculative-config.json"])["num_speculative_tokens"] == 8

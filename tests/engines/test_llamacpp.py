@@ -247,7 +247,7 @@ def test_llama_server_s_parser_takes_the_flags() -> None:
     """Values come out as exported; flags under removed names are refused, and their names since
     are taken."""
     cases = [(words, None) for words in AS_IT_IS["llamacpp"]]
-    cases += [("chain:num_draft_tokens=3", RATES), ("p_min:threshold=0.123456789", None)]
+    cases += [("chain:3", RATES), ("p_min:threshold=0.123456789", None)]
     lines, expected = [], list[dict[str, object] | None]()
     for words, rates in cases:
         written = exported("llamacpp", words, max_batch_size=4, synthetic_rates=rates)

@@ -246,7 +246,7 @@ def test_an_alarm_reads_a_tree_that_was_served_as_a_chain(tmp_path: Path) -> Non
     publish(log, writer)
     writer.close()
     said = passes("drift", tmp_path, "--policy", words, "--reference-prompts", 8)
-    assert said.out.startswith("2 prompts watched against 8 of the reference: no alarm")
+    assert said.out.startswith("No alarm: 2 prompts against 8 of the reference")
 
 
 # --------------------------------------------------------------------------- the writing thread

@@ -50,19 +50,19 @@ from tests.engines.vllm_engine import (
 
 IS_ALL = os.environ.get("SPECCTL_TEST_ENGINES") == "all"
 COUNT, K = 60 if IS_ALL else 24, 5
-BASE = "eagle2:depth=3:top_k=1:num_tokens=4"
+BASE = "eagle2:3x1/4"
 COSTS = StepCost(token_counts=(8, 16, 32, 48), step_us=(3000.0, 3600.0, 5400.0, 7200.0))
 SHARED = {
     "schedule of 5 and 2": "schedule:from_batch=1/5:num_draft_tokens=5/2",
     "schedule of 5 to 0": "schedule:from_batch=1/3/7:num_draft_tokens=5/1/0",
-    "survival budget": "chain:num_draft_tokens=5+survival:max_tokens=20",
+    "survival budget": "chain:5+survival:max_tokens=20",
     "marginal budget": "confidence:window=5:threshold=0.2+marginal:tokens_per_s=3000",
 }
 """What depends on who shares the batch."""
 WORDS = {
-    "chain of 1": "chain:num_draft_tokens=1",
-    "chain of 3": "chain:num_draft_tokens=3",
-    "chain of 5": "chain:num_draft_tokens=5",
+    "chain of 1": "chain:1",
+    "chain of 3": "chain:3",
+    "chain of 5": "chain:5",
     "confidence": "confidence:window=5:threshold=0.4",
     "survival": "stop:signal=survival:threshold=0.5:window=5",
     "entropy": "stop:signal=entropy:threshold=1.0:window=5",
@@ -155,7 +155,7 @@ def ours(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Ours:
     settings, given = DecodeSettings(MAX_NEW_TOKENS), packaged(COUNT)
     shape = FullTree(depth=K, top_k=1)
     collect_dense(pair, given, settings, root / "dense", shape)
-    policy = resolve_policy("chain:num_draft_tokens=3").policy
+    policy = resolve_policy("chain:3").policy
     collect_live(pair, given, policy, settings, root / "live", batch_size=8)
     return Ours(plain_texts(pair, given), root / "dense", root / "live")
 

@@ -77,13 +77,13 @@ def test_faults_and_refused_policies_leave_serving_alone(
         assert isinstance(session.follower.last_error, EngineError)
         assert session.policy == played
         other = pair.fingerprint.model_copy(update={"target_digest": "sha256:" + 64 * "0"})
-        artifact(folder, "chain:num_draft_tokens=2", other)
+        artifact(folder, "chain:2", other)
         session.follower.look()
         assert isinstance(session.follower.last_error, ArtifactError)
-        artifact(folder, "chain:num_draft_tokens=2", pair.fingerprint)
+        artifact(folder, "chain:2", pair.fingerprint)
         session.follower.look()
         assert running.generate(given[:2]) == plain[:2]
-        assert session.policy == resolve_policy("chain:num_draft_tokens=2").policy
+        assert session.policy == resolve_policy("chain:2").policy
 
         running.generate(given[:2], temperature=0.8)
         session.close()

@@ -39,7 +39,7 @@ def test_production_responses(tmp_path: Path) -> None:
         found[1]: int(found[2])
         for found in re.finditer(r"^(ar|chain\S+)\s+(\d+) ", printed, re.MULTILINE)
     }
-    assert calls["ar"] > calls["chain:num_draft_tokens=2"] > calls["chain:num_draft_tokens=5"] > 0
+    assert calls["ar"] > calls["chain:2"] > calls["chain:5"] > 0
 
 
 def test_production_responses_of_a_log(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_marginal_acceptance_is_the_plain_share_where_nothing_is_censored(tmp_pa
 
 def test_reference_rounds_and_tau_by_hand(evidence: TraceFigures) -> None:
     # The whole tree is submitted: a needs one round, which ends at n4; b needs two.
-    assert evidence.tree == "eagle2:depth=2:top_k=2:num_tokens=7"
+    assert evidence.tree == "eagle2:2x2/7"
     assert (evidence.num_reference, evidence.num_unsupported) == (3, 0)
     assert close(evidence.tau.value, 1 + 2 / 3)
     by_name = {category.name: category.tau.value for category in evidence.categories}

@@ -34,7 +34,7 @@ from specctl.replay.cost.files import load_cost_model
 from specctl.replay.cost.live import StepRecorder, predicted_us
 from specctl.replay.cost.model import LiveCheck, Steps
 from specctl.replay.cost.probe import Bench, RoundProbe, Samples, own_clock, probed_tree
-from specctl.replay.cost.profile import check_lines, profile, settled
+from specctl.replay.cost.profile import check_lines, check_verdict, profile, settled
 from specctl.runtime import compare
 from specctl.runtime.cached_model import SlotCache
 from specctl.runtime.capture import GraphSettings, Recording
@@ -188,12 +188,14 @@ def test_a_check_that_is_far_off_is_warned_of() -> None:
         list(check_lines(table_model(checks=checks)))
         for checks in ((fair,), (fair, fast, slow), (waited,), (off,))
     ]
+    cases = ((fair, fast, slow), (waited,), (off,))
+    verdicts = [check_verdict(table_model(checks=one)) for one in cases]
     assert len(lines[0]) == 1
     assert lines[1][2] == "check: eagle2: 100 tokens/s predicted, 71 measured (+40%)"
-    assert lines[1][3].startswith("The model is off by more than 10% (eagle2: +40%): speeds")
+    assert verdicts[0].startswith("The clock is off by +40% in its own check (eagle2)")
     assert lines[2][0].endswith("71 measured (+40%, 30% of the time waiting)")
-    assert "other work kept the processors from it: without the waiting, by at" in lines[2][1]
-    assert "speeds computed with it are too" in lines[3][1]
+    assert verdicts[1].startswith("The clock holds on a quiet machine")
+    assert verdicts[2].startswith("The clock is off by")
 
 
 def test_waiting_for_a_processor_is_no_time_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def tuned(family: str) -> tuple[dict[str, Any], str, str]:
     return document, found.err, " ".join(found.out.split())
 
 
-REPLAY = ("replay", "traces", "-p", "chain:num_draft_tokens=2", "--cost-model", "cost.json", *QUICK)
+REPLAY = ("replay", "traces", "-p", "chain:2", "--cost-model", "cost.json", *QUICK)
 LADDER = ("ladder", "traces", "--linear", RATES, "-o", "ladder")
 TUNE = ("tune", "traces", "--cost-model", "cost.json", "-o", "tuned", *QUICK)
 

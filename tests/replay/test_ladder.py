@@ -244,7 +244,7 @@ def test_a_log_without_static_trees_is_refused(
 
 
 def test_the_command_writes_table_json_and_picture(folder: Path, tmp_path: Path) -> None:
-    options = ("--linear", LINEAR, "-p", "chain:num_draft_tokens=2", "-o", tmp_path / "out")
+    options = ("--linear", LINEAR, "-p", "chain:2", "-o", tmp_path / "out")
     shown = passes("ladder", folder, *options).out
     for word in ("R_feat", "R_clair", "tokens/s", "gap closed", "Headroom", "irreducible"):
         assert word in shown

@@ -23,7 +23,7 @@ from tests.replay.equality import check_equal, dense_log, few_prompts, rounds_of
 SHAPE = FullTree(depth=6, top_k=10, width=1, nested=False)
 LIMIT = 48
 RECORDED = {
-    ("eagle3", "chain:num_draft_tokens=3"): [(38, 34), (27, 24), (21, 16), (42, 25), (45, 31)],
+    ("eagle3", "chain:3"): [(38, 34), (27, 24), (21, 16), (42, 25), (45, 31)],
     ("eagle3", "p_min:threshold=0.5:window=5:min_draft_tokens=2"): [
         *((37, 37), (33, 24), (19, 13), (38, 25), (38, 32)),
     ],
@@ -76,7 +76,7 @@ def test_recorded_counts(name: str, pairs: dict[str, Pair], tmp_path: Path) -> N
 
 def test_policies_that_it_cannot_have() -> None:
     tree = resolve_policy("eagle2").policy
-    assert as_llamacpp(tree) == resolve_policy("chain:num_draft_tokens=6").policy
+    assert as_llamacpp(tree) == resolve_policy("chain:6").policy
     for words in ("adasd_stop", "schedule:from_batch=1/5:num_draft_tokens=5/2"):
         with pytest.raises(UsageError, match="one setting"):
             as_llamacpp(resolve_policy(words).policy)

@@ -81,7 +81,7 @@ def test_a_grid_is_every_combination_less_what_is_no_tree_or_outside(
 
 
 def test_budgets_scale_with_the_load_and_carry_costs() -> None:
-    name = "chain:num_draft_tokens=3"
+    name = "chain:3"
     shared, rates, given = (
         {candidate.label: candidate.policy.budget for candidate in grown(*asked).candidates}
         for asked in (
@@ -125,7 +125,7 @@ MANY = "threshold=" + ",".join(f"{n / 8192}" for n in range(5000))
         (["svip"], ["threshold"], "field=v1,v2"),
         (["svip"], ["threshold=0.3,,0.4"], "field=v1,v2"),
         ([], ["depth=3"], "none"),
-        (["chain:num_draft_tokens=9"], [], "exceed the log's 4 levels and top_k 3"),
+        (["chain:9"], [], "exceed the log's 4 levels and top_k 3"),
         (["opt_tree"], ["depth=8,10"], "--grid"),
         (["confidence:window=3"], ["threshold=0.5,1.5"], "a confidence threshold is at most 1"),
         (["svip:window=3"], [MANY], "more than 4096 settings"),

@@ -77,7 +77,7 @@ def written(verb: Verb, tmp_path_factory: pytest.TempPathFactory) -> SimpleNames
 
 def test_table_and_document_agree(verb: Verb, written: SimpleNamespace) -> None:
     document, out = written.document, written.folder
-    wrote = f"wrote {out}/policy {written.artifact.digest}"
+    wrote = f"wrote {out}/policy, {written.artifact.digest[:19]}"
     for named in (document["chosen"], "svip", f"{document['num_settings']} settings", wrote):
         assert str(named) in written.out
     assert json.loads((out / "policy" / "report.json").read_text()) == document
@@ -131,7 +131,7 @@ def test_what_is_tuned_runs_and_replays(folder: Path, written: SimpleNamespace) 
 def test_a_batch_under_arrivals(verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specctl.replay.tune.tuning.NUM_RUNS", 2)
     load = ("--batch-size", 2, "--arrival-rate", 5, "--objective", "goodput")
-    grids = ("--family", "chain:num_draft_tokens=2+survival", "--grid", "max_tokens=3,6")
+    grids = ("--family", "chain:2+survival", "--grid", "max_tokens=3,6")
     limit = ("--tpot-limit-ms", 2, "--packing", "padded", "--factor", 2)
     shown = tune(*verb, *load, *grids, *limit, *SMALL, "--json").out
     found = json.loads(shown)

@@ -100,7 +100,7 @@ def test_the_planted_optimum_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     config = TuneConfig(families=("svip",), held_out_frac=0.5)
     result = prepare(traces, config, linear_file(tmp_path / "cost.json")).run().result
     chosen = result.standing(result.chosen)
-    assert chosen.policy == "chain:num_draft_tokens=2"
+    assert chosen.policy == "chain:2"
     rate = 128e6 / (43 * 1340)
     assert chosen.train.rate == pytest.approx(rate)
     assert (chosen.held_out.rate.low, chosen.held_out.rate.high) == pytest.approx((rate, rate))

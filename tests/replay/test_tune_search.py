@@ -128,13 +128,13 @@ def test_a_setting_that_is_faster_everywhere_wins() -> None:
     verdict, chosen = search("svip").run(Stated(time_us))
     assert verdict.beats_static
     assert verdict.chosen == chosen.label == "svip:threshold=0.7:window=4"
-    assert verdict.baseline == "chain:num_draft_tokens=3"
+    assert verdict.baseline == "chain:3"
     against = verdict.standing(verdict.chosen).held_out.against
     assert against.low < 1000 / 900 < against.high
     assert against.high - against.low < 0.05
     held_out = verdict.to_json()["policies"][0]["held_out"]
     assert "good_share" not in held_out, "there is no limit to be good within"
-    assert "beats the best static setting" in verdict.sentence()
+    assert "of the best static setting, ×" in verdict.sentence()
 
 
 def test_false_wins_are_as_rare_as_the_interval_says() -> None:
@@ -147,9 +147,9 @@ def test_false_wins_are_as_rare_as_the_interval_says() -> None:
 
         verdict, chosen = this.run(Stated(time_us))
         wins += verdict.beats_static
-        written = "beats the best" if verdict.beats_static else "The static setting is written"
-        if verdict.winner_on_train != verdict.baseline:
-            assert written in verdict.sentence()
+        assert ("of the best static" in verdict.sentence()) == verdict.beats_static
+        if verdict.winner_on_train != verdict.baseline and not verdict.beats_static:
+            assert "no gain beyond the interval" in verdict.why_static(all_can_win=True)
         assert chosen.label == verdict.chosen
         assert verdict.beats_static == (verdict.chosen != verdict.baseline)
         lucky += verdict.standing(verdict.winner_on_train).train.against > 1
@@ -216,7 +216,7 @@ def test_a_family_that_never_leads_leaves_the_static_setting() -> None:
     verdict = verdict_of("svip", "confidence", by=slow)
     assert verdict.winner_on_train == verdict.baseline
     assert not verdict.beats_static
-    assert "even on training prompts" in verdict.sentence()
+    assert "even on training prompts" in verdict.why_static(all_can_win=True)
     assert [s.family for s in verdict.policies] == ["chain", "svip", "confidence", "ar"]
 
 
@@ -225,15 +225,13 @@ def test_plain_decoding_can_be_the_best_static_setting() -> None:
     verdict = verdict_of(by=plain)
     assert verdict.chosen == "ar"
     assert len(verdict.policies) == 1
-    assert verdict.sentence() == (
-        f"ar is the best of {verdict.num_settings} static settings. Drafting does not pay here: "
-        "plain decoding is the fastest."
-    )
+    assert verdict.sentence() == "Best: plain decoding. Drafting does not pay here."
+    assert verdict.why_plain().endswith("no setting is faster than plain decoding.")
 
 
 @pytest.mark.parametrize(
     ("plain_us", "words"),
-    [(2000, "3 is × 2.00 [2.00, 2.00] as fast as plain decoding"), (500, "does not pay here")],
+    [(2000, "3, × 2.00 [2.00, 2.00] of plain decoding"), (500, "does not pay here")],
 )
 def test_plain_decoding_stands_beside_what_an_engine_runs(plain_us: float, words: str) -> None:
     """Which has no setting for it. The gain is paired by prompt, and may be a loss."""
@@ -267,8 +265,7 @@ def test_a_gain_over_plain_decoding_within_chance_is_written_as_plain_decoding()
     verdict, chosen = replace(this, conditions=drafts).run(Stated(time_us))
     assert verdict.chosen == chosen.label == "ar"
     assert isinstance(chosen.policy.shape, RootOnly)
-    assert "no gain beyond chance. Plain decoding is written." in verdict.sentence()
-    assert "The static setting is written" not in verdict.sentence()
+    assert "no gain beyond chance" in verdict.why_plain()
 
 
 @pytest.mark.parametrize(
@@ -308,5 +305,5 @@ def test_a_family_that_the_log_does_not_support_may_be_left_out() -> None:
 
 @pytest.mark.parametrize(("grids", "rate"), [(["tokens_per_s=7"], 7), ((), 0.5 * 100e6 / 1000)])
 def test_budget_families_get_the_static_rate(grids: Sequence[str], rate: float) -> None:
-    verdict = verdict_of("chain:num_draft_tokens=2+marginal", grids=grids, by=Stated(statics))
+    verdict = verdict_of("chain:2+marginal", grids=grids, by=Stated(statics))
     assert verdict.policies[1].record["budget"]["tokens_per_s"] == pytest.approx(rate)

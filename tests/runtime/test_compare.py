@@ -28,7 +28,7 @@ from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Metrics, Sampling
 from specctl.runtime.words import resolve_policies
 
-SPECS = "ar,chain,eagle2:depth=4:top_k=4:num_tokens=12"
+SPECS = "ar,chain,eagle2:4x4/12"
 
 
 def compared(pair: Pair, settings: DecodeSettings, specs: str = SPECS) -> list[RunResult]:
@@ -125,10 +125,10 @@ def times(
 @pytest.mark.parametrize(
     ("speeds", "says"),
     [
-        ({"chain": 1.47, "eagle2": 0.9}, r"Fastest: chain, 1\.\d\d \[.*\] times as fast as plain"),
+        ({"chain": 1.47, "eagle2": 0.9}, r"Fastest: chain, × 1\.\d\d \[.*\] of plain decoding"),
         ({"chain": 1.3, "eagle2": 1.3}, "; not told apart from (chain|eagle2)\\.$"),
-        ({"chain": 0.7, "eagle2": 0.8}, "did not pay here: the best of it, eagle2, was 0"),
-        ({"chain": 0.7, "eagle2": 1.0}, "Not told apart from plain decoding: eagle2; eagle2 was"),
+        ({"chain": 0.7, "eagle2": 0.8}, "did not pay here: the best, eagle2, was × 0"),
+        ({"chain": 0.7, "eagle2": 1.0}, "No policy is told apart from plain decoding: eagle2 was"),
     ],
 )
 def test_the_line_under_the_table_is_what_the_times_bear_out(
@@ -143,7 +143,7 @@ def test_the_line_under_the_table_is_what_the_times_bear_out(
 
 @pytest.mark.parametrize(
     ("speed", "says"),
-    [(1.5, "Fastest: b, 1.* as chain"), (1.0, "from chain: b"), (0.5, ": chain;")],
+    [(1.5, "Fastest: b, × 1.* of chain"), (1.0, "told apart from chain: b"), (0.5, ": chain;")],
 )
 def test_without_plain_decoding_the_first_policy_is_the_baseline(
     speed: float, says: str, pair: Pair
@@ -158,7 +158,7 @@ def test_few_prompts_give_no_verdict() -> None:
     plain, fast = times(rng, 1.0, num_turns=7), times(rng, 3.0, num_turns=7)
     assert paired(fast, plain).verdict == "not told apart"
     assert verdict([result("ar", plain), result("chain", fast, plain)]) == (
-        "No verdict on speed: 7 turns of all policies, and one needs 8."
+        "No verdict on speed: 7 turns of each policy, 8 are needed."
     )
 
 
@@ -236,7 +236,7 @@ def test_an_interrupted_comparison_keeps_the_turns_of_all(
 
 
 def test_drawn_drafts_have_a_text_of_their_own(pair: Pair) -> None:
-    words = "ar,chain:num_draft_tokens=2,chain:num_draft_tokens=2+ratio"
+    words = "ar,chain:2,chain:2+ratio"
     for temperature, own in ((1.0, None), (0.0, True)):
         runs = compared(pair, DecodeSettings(6, Sampling(temperature)), words)
         rows = [run.summary() for run in runs]

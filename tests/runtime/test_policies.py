@@ -24,7 +24,7 @@ from specctl.runtime.state import SlotMemory
 from specctl.runtime.words import resolve_policy
 from tests.runtime import toy
 
-TREE = "eagle2:depth=3:top_k=3:num_tokens=10"
+TREE = "eagle2:3x3/10"
 # The toy drafter is flat, about 9 % for its best token: thresholds stand inside its range.
 ADAPTIVE = {
     "svip": "svip:threshold=2.043:window=6",

@@ -36,6 +36,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
     ("spec", "policy"),
     [
         ("chain:num_draft_tokens=6", Policy(shape=Chain(num_draft_tokens=6))),
+        ("chain:6", Policy(shape=Chain(num_draft_tokens=6))),
+        ("eagle2:4x2/8", Policy(shape=StaticTree(depth=4, top_k=2, num_tokens=8))),
+        ("eagle2:4x2", Policy(shape=StaticTree(depth=4, top_k=2))),
         (
             "stop:signal=confidence:threshold=0.4:window=10",
             Policy(shape=SignalStop(signal="confidence", threshold=0.4, window=10)),
@@ -98,9 +101,7 @@ def test_an_artifact_behind_a_plus_gives_its_budget(tmp_path: Path) -> None:
         resolve_policy(f"{second}+{first}")
 
 
-@pytest.mark.parametrize(
-    "spec", ["chain", "chain:num_draft_tokens=6", "eagle2+survival:max_tokens=64"]
-)
+@pytest.mark.parametrize("spec", ["chain", "chain:6", "eagle2+survival:max_tokens=64"])
 def test_a_folder_does_not_shadow_a_word(
     spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +138,7 @@ def test_a_policy_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     for folder in ("a", "b", "c=d"):
         write_artifact(tmp_path / folder, "chain")
-    named = resolve_policies("chain,best=a/,b/,c=d/,small=chain:num_draft_tokens=2")
+    named = resolve_policies("chain,best=a/,b/,c=d/,small=chain:2")
     labels = ["chain:chain", "best", "chain:b/", "chain:c=d/", "small"]
     assert [item.label for item in named] == labels
     assert named[1].policy == resolve_policy("a/").policy

@@ -26,7 +26,7 @@ from tests.replay.reports import live_traces
 
 CONFIG = CartConfig()
 DEPTH, NUM_PROMPTS = 4, 8
-BASE = "eagle2:depth=3:top_k=3:num_tokens=8"
+BASE = "eagle2:3x3/8"
 SHAPE = SparseGates(depth=4, width=2, max_width=3, gate_levels=(1,), thresholds=(0.9,))
 
 traces, log = log_fixtures(num_prompts=NUM_PROMPTS, depth=DEPTH, top_k=3)
@@ -65,7 +65,7 @@ def test_a_bound_takes_whole_prompts(traces: TraceSet) -> None:
 
 def test_phi_is_the_meta_path_entropy_of_the_base_alone(traces: TraceSet) -> None:
     """Equal entropies at every node of a path would hide depth: compare two bases."""
-    shallow, _ = rounds_to_fit(traces, "eagle2:depth=2:top_k=3:num_tokens=8", CONFIG)
+    shallow, _ = rounds_to_fit(traces, "eagle2:2x3/8", CONFIG)
     deep, _ = rounds_to_fit(traces, BASE, CONFIG)
     assert shallow["phi"].mean() < deep["phi"].mean()
     assert shallow["phi_depth"].unique().to_list() == [2]

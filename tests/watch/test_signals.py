@@ -36,7 +36,7 @@ from tests.policy.scorers import copy_table
 LIMIT = ("--limit", 10, "--max-new-tokens", 16, "--threads", 1)
 SERVED = {
     "threshold:min_level_prob=0.3:depth=6:top_k=4": "pruned",
-    "chain:num_draft_tokens=4": "chain",
+    "chain:4": "chain",
     "confidence:threshold=0.5:window=5": "stop",
     "svip:window=5:top_k=4:num_tokens=12:keep_last=true": "stop of a tree",
 }

@@ -236,7 +236,7 @@ def test_a_change_has_no_price_on_a_log_that_lacks_the_policy(
     assert cost["tokens_per_call_kept"]["value"] is None
 
 
-@pytest.mark.parametrize("policy", ["chain:num_draft_tokens=5", "eagle2", SERVED])
+@pytest.mark.parametrize("policy", ["chain:5", "eagle2", SERVED])
 def test_a_deployed_policy_that_the_log_lacks_is_not_recalibrated(
     narrow: Path, costs: Path, tmp_path: Path, policy: str
 ) -> None:
@@ -291,7 +291,7 @@ def test_a_better_policy_is_written_and_promoted(dense: Path, costs: Path, tmp_p
     registry = tmp_path / "registry"
     passes("registry", "init", "--registry", registry)
     verb = ("recalibrate", dense, "--cost-model", costs, "--held-out", 0.5, "--threads", 1)
-    bad = ("--policy", "chain:num_draft_tokens=1")
+    bad = ("--policy", "chain:1")
     name = ("--promote", "tiny+head@cpu:all@prod", "--registry", registry)
     for wrong in ("Bad Name@prod", "--registry", registry), (name[1], "--registry", tmp_path):
         refuses(7, *verb, *bad, "-o", tmp_path / "again", "--promote", *wrong)
@@ -337,7 +337,7 @@ def test_what_an_engine_serves_is_searched_again_for_it(
         ("confidence:window=8:threshold=0.7", "confidence"),
         ("stop:signal=survival:threshold=0.3:window=5", "stop:signal=survival"),
         ("confidence:window=4:top_k=4:num_tokens=9", "confidence:top_k=4:num_tokens=9"),
-        ("chain:num_draft_tokens=5+survival:max_tokens=20", "chain+survival"),
+        ("chain:5+survival:max_tokens=20", "chain+survival"),
     ],
 )
 def test_settings_of_words_are_searched_and_others_kept(deployed: str, family: str) -> None:
@@ -382,7 +382,7 @@ def test_a_deployed_policy_is_compared_on_prompts_that_it_was_not_fitted_on(
 
 
 CERTIFIED = {
-    "eagle2:depth=4+mars:theta=0.95": "fit mars RECENT.jsonl --shape eagle2:depth=4 -o again",
+    "eagle2:depth=4+mars:theta=0.95": "fit mars RECENT.jsonl --shape eagle2:4x8/48 -o again",
     "adasd_stop+adasd_accept": "fit adasd RECENT.jsonl --shape adasd_stop -o again",
     "chain+ratio": "specctl run RECENT.jsonl --compare ar,chain,",
 }

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.errors import TraceMismatchError, UsageError
-from specctl.formatting import Table
+from specctl.formatting import Detail, Table, pair_title
 from specctl.logs.parquet import collected
 from specctl.replay.cost.files import validity
 from specctl.replay.cost.model import Floats, Steps
@@ -272,17 +272,20 @@ def render_engine(model: EngineCost) -> list[Any]:
     gaps = zip(pairwise(model.verify_sizes), model.verify_gap_us, strict=True)
     rates |= {f"verify {low} to {high} tokens": us for (low, high), us in gaps}
     table: Any = Table(
-        f"us of a step of {model.engine} {model.engine_version}; {model.pair.target} + "
-        f"{model.pair.drafter}, {model.dtype}, {model.device}; {model.num_steps} steps, "
-        f"{model.num_prompt_steps} with prompts, {model.num_stalls} stalls",
+        f"{pair_title(model.pair.target, model.pair.drafter)}\n"
+        f"us of a step of {model.engine} {model.engine_version}, {model.dtype}, {model.device}",
         ("rate", "us"),
         [(name.removesuffix("_us"), f"{us:.4g}") for name, us in rates.items()],
     )
     error = model.held_out
     return [
+        f"{error.num_steps:,} held-out steps: off by {error.total:+.1%} in their whole time.",
         table,
-        f"error at {error.num_steps} held-out steps: median {error.median:.1%}, "
-        f"p90 {error.p90:.1%}; of their whole time {error.total:+.1%}, by draft length "
+        f"error of a step: median {error.median:.1%}, p90 {error.p90:.1%}; by draft length "
         f"{error.by_length:.1%}",
         f"range: {model.support}",
+        Detail(
+            f"{model.num_steps} steps, {model.num_prompt_steps} with prompts, {model.num_stalls} "
+            "stalls"
+        ),
     ]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from specctl.errors import InvariantError, UsageError
-from specctl.formatting import Table
+from specctl.formatting import Detail, Table, count, pair_title
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.family import MAX_TOKENS, MAX_TOP_K
 from specctl.progress import advance, progress
@@ -329,7 +329,7 @@ def summary_json(model: TableCost) -> dict[str, Any]:
 
 
 def check_lines(model: TableCost) -> Iterator[str]:
-    """Predicted and measured speed of the checked policies, and the verdict on the model."""
+    """Predicted and measured speed of the checked policies."""
     for check in model.checks:
         predicted, measured = (
             1e6 * check.num_tokens / us for us in (check.predicted_us, check.measured_us)
@@ -339,30 +339,29 @@ def check_lines(model: TableCost) -> Iterator[str]:
             f"check: {check.policy}: {predicted:.0f} tokens/s predicted, {measured:.0f} measured "
             f"({check.error:+.0%}{waiting})"
         )
+
+
+def check_verdict(model: TableCost) -> str:
+    """Whether speeds by the model can be trusted, in one line."""
     worst = max(model.checks, key=lambda check: abs(check.error), default=None)
-    if worst is None or abs(worst.error) <= LARGEST_ERROR:
-        return
-    off = f"The model is off by more than {LARGEST_ERROR:.0%} ({worst.policy}: {worst.error:+.0%})"
+    if worst is None:
+        return "The clock was not checked by decoding."
+    if abs(worst.error) <= LARGEST_ERROR:
+        return f"The clock holds: off by at most {abs(worst.error):.0%} in its own check."
     if model.failed_check is None:
         undisturbed = max(abs(check.undisturbed_error) for check in model.checks)
-        yield (
-            f"{off}, because other work kept the processors from it: without the waiting, by at "
-            f"most {undisturbed:.0%}. It holds for a quiet machine."
-        )
-    else:
-        yield (
-            f"{off}: speeds computed with it are too, so no verdict rests on it without --force. "
-            "Measure again on a quiet machine, without --quick."
-        )
+        return f"The clock holds on a quiet machine: {undisturbed:.0%} off without the waiting."
+    off = f"off by {worst.error:+.0%} in its own check ({worst.policy})"
+    return f"The clock is {off}: measure again on a quiet machine."
 
 
 def render(model: TableCost) -> list[Any]:
     """Verification by size and batch, held-out error and checks."""
     machine, grid = model.machine, model.verify
     table: Any = Table(
+        f"{pair_title(model.pair.target, model.pair.drafter)}\n"
         f"ms to verify, by tokens per request, at {grid.context_tokens[0]} tokens of context; "
-        f"{model.pair.target} + {model.pair.drafter}, {machine.dtype}, {machine.device}, "
-        f"{machine.num_threads} threads, {model.num_samples} {model.rounds} rounds a point",
+        f"{machine.dtype}, {machine.device}, {count(machine.num_threads, 'thread')}",
         ("batch", *map(str, grid.sizes)),
         [
             (str(batch), *(f"{us / 1e3:.2f}" for us in plane[0]))
@@ -371,9 +370,11 @@ def render(model: TableCost) -> list[Any]:
         left=0,
     )
     return [
+        check_verdict(model),
         table,
         f"mean error at held-out points: {model.held_out_text or 'nothing held out'}",
-        f"spread of verification (IQR over median): {spread(model.verify):.1%}",
+        Detail(f"spread of verification (IQR over median): {spread(model.verify):.1%}"),
+        Detail(f"{model.num_samples} {model.rounds} rounds a point"),
         *(
             f"decisions of {name}: {', '.join(f'{us:.0f}' for us in cost.level_us)} us a level "
             f"at batches of {', '.join(map(str, cost.batch_sizes))}"

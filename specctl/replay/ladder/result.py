@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal
 
 from pydantic import Field
 
 from specctl.durable import write_whole
-from specctl.formatting import Table, fixture_note, sampling
+from specctl.formatting import (
+    NOTHING,
+    Detail,
+    Table,
+    count,
+    is_fixture,
+    listed,
+    pair_title,
+    sampling,
+)
 from specctl.records import json_bytes
-from specctl.replay.facts import PLAIN, ResultRecord, TraceFacts
+from specctl.replay.facts import MARKED_BELOW, PLAIN, ResultRecord, TraceFacts
 from specctl.replay.ladder.estimates import ProbabilityQuality
 from specctl.stats import Interval, intervals_over
 
@@ -105,6 +116,13 @@ class LadderResult(Ladder, TraceFacts):
 # --------------------------------------------------------------------------------- shown
 
 JSON_NAME, PICTURE_NAME = "ladder.json", "ladder.png"
+EXPLAINED = {
+    "R_feat": "the best trees by the drafter's own features (an estimate)",
+    "R_prob": "the best trees by the target's uncertainty (an estimate)",
+    "R_clair": "the best trees with the accepted path known (a bound)",
+    "R_ceil": "every draft token accepted (a bound)",
+}
+"""Rungs that no policy reaches, in words."""
 OUTSIDE_GAP = ("plain", "clairvoyant", "ceiling")
 """Rungs below or above the gap, without a share of it."""
 WORTHWHILE = 0.03
@@ -120,12 +138,6 @@ LOOKS: dict[RungKind, tuple[str, str, str]] = {
     "ceiling": ("#cfcfcf", "", "exact bounds"),
 }
 """Colour (Okabe and Ito's, distinct without colour vision), hatch and legend of each kind."""
-EXPLAINED = {
-    "R_feat": "R_feat: best trees,\ncalibrated features",
-    "R_prob": "R_prob: best trees,\ntarget's uncertainty known",
-    "R_clair": "R_clair: outcome known,\nlogged trees",
-    "R_ceil": "R_ceil: every draft\ntoken accepted",
-}
 
 
 def write_ladder(result: LadderResult, folder: Path) -> None:
@@ -134,30 +146,44 @@ def write_ladder(result: LadderResult, folder: Path) -> None:
     write_whole(folder / PICTURE_NAME, ladder_png(result), "ladder")
 
 
+def ladder_parts(result: LadderResult) -> list[Any]:
+    """The result for a terminal, the verdict first."""
+    return [ladder_verdict(result), ladder_table(result), *ladder_notes(result)]
+
+
+def ladder_verdict(result: LadderResult) -> str:
+    """The fastest setting that can be run, and the most that any policy could add to it."""
+    run, headroom = result.to_run, result.split.headroom
+    gain = f", × {run.against_plain.text('.2f')} of plain decoding" if run.label != PLAIN else ""
+    if not headroom.low > 0:
+        return f"Best: {run.label}{gain}; no headroom shown."
+    return f"Best: {run.label}{gain}; headroom {headroom.text('+.1%')}."
+
+
 def ladder_table(result: LadderResult) -> Table:
     """One row a rung, from plain decoding to the ceiling."""
-    note = fixture_note(result.target)
+    num_held_out = result.num_prompts.held_out
     title = (
-        f"{result.target} + {result.drafter}, batch {result.batch_size}, "
-        f"{sampling(result.sampling)}: {result.rungs[0].num_tokens} tokens of "
-        f"{result.num_prompts.held_out} held-out prompts, "
-        + intervals_over(result.num_prompts.held_out)
-        + (f"; {note}" if note else "")
+        f"{pair_title(result.target, result.drafter)}\n"
+        f"batch size {result.batch_size}, {sampling(result.sampling)}; "
+        f"{num_held_out} held-out prompts, {intervals_over(num_held_out)}"
     )
     columns = ("rung", "calls", "verified", "levels", "time (s)", "τ", "tokens/s", "× static")
     wide = ("calls", "verified", "levels", "time (s)")
     rows = [_cells(result, rung) for rung in result.rungs]
-    return Table(title, (*columns, "gap closed"), rows, wide=wide)
+    table = Table(title, (*columns, "gap closed"), rows, wide=wide)
+    if all(row[-1] == NOTHING for row in rows):
+        return replace(table, columns=columns, rows=[row[:-1] for row in rows])
+    return table
 
 
 def _cells(result: LadderResult, rung: Rung) -> list[str]:
-    closed = "-"
+    closed = NOTHING
     if rung.gap_closed is not None and rung.kind not in OUTSIDE_GAP:
         below = rung.gap_closed.high < 0
         closed = "below static" if below else rung.gap_closed.text(".0%")
-    mark = ("*" if rung.is_marked else "") + (" (estimate)" if rung.is_estimate else "")
     return [
-        result.marked(rung.label) + mark,
+        result.marked(rung.label) + "*" * rung.is_marked,
         str(rung.calls),
         str(rung.verified_tokens),
         str(rung.drafted_levels),
@@ -170,25 +196,30 @@ def _cells(result: LadderResult, rung: Rung) -> list[str]:
 
 
 def ladder_notes(result: LadderResult) -> Iterator[str]:
-    """Sentences on tuning, headroom, losses, estimates and marks."""
+    """Sentences on the rungs, the clock, headroom and marks; losses and estimates as details."""
+    for label, words in EXPLAINED.items():
+        yield f"{label}: {words}"
     yield (
-        f"× static is relative to {result.best_static}, the faster static rung on the "
-        f"{result.num_prompts.train} training prompts."
+        f"× static: of {result.best_static}, the fastest fixed setting on "
+        f"{count(result.num_prompts.train, 'other prompt')}."
     )
-    fastest = result.fastest
-    gain = fastest.against_plain.text(".2f")
-    yield f"On {result.clock}: {fastest.label} × {gain} of plain."
+    lead = result.split.headroom
+    advice = "the data show none, so no share of it is given."
+    if lead.low > 0:
+        advice = f"{lead.text('+.1%')}."
+        if lead.high < WORTHWHILE:
+            advice += " A better drafter is worth more than a policy."
+    yield f"Headroom, R_prob over the best static setting: {advice}"
+    yield f"Times: {result.clock}."
     yield from result.footnotes()
+    if marked := [rung.label for rung in result.rungs if rung.is_marked]:
+        yield (
+            f"* the log lacks over {1 - MARKED_BELOW:.0%} of the expansions of {listed(marked)}; "
+            "specctl replay gives bounds."
+        )
     for rung in result.rungs:
         if rung.kind not in ("plain", "policy"):
-            yield f"{rung.label}: {rung.setting}."
-    lead = result.split.headroom
-    advice = ""
-    if not lead.low > 0:
-        advice = " The data do not show any, so no share of it is given."
-    elif lead.high < WORTHWHILE:
-        advice = f" Under {WORTHWHILE:.0%}: a better drafter is worth more than a policy."
-    yield f"Headroom, R_prob over the best static rung: {lead.text('+.1%')}.{advice}"
+            yield Detail(f"{rung.label}: {rung.setting}.")
     regrets = [
         f"policy regret of {rung.label} {rung.policy_regret.text('.0f')}"
         for rung in result.rungs
@@ -199,7 +230,7 @@ def ladder_notes(result: LadderResult) -> Iterator[str]:
         f"drafter {result.split.drafter.text('.0f')}",
         *regrets,
     ]
-    yield f"Lost tokens/s: {'; '.join(losses)}."
+    yield Detail(f"Lost tokens/s: {'; '.join(losses)}.")
     fits = [
         f"{name} log-loss {q.log_loss:.4f} nats, ECE {q.calibration_error:.4f}"
         for name, q in result.calibration.items()
@@ -210,13 +241,7 @@ def ladder_notes(result: LadderResult) -> Iterator[str]:
         else "a cross-fitted estimate, since a greedy target's probability is 0 or 1"
     )
     num_nodes = result.calibration["oracle"].num_nodes
-    yield f"On {num_nodes} held-out nodes: {'; '.join(fits)}. R_prob uses {known}."
-    for rung in result.rungs:
-        if rung.is_marked:
-            yield (
-                f"* {rung.label}: the log holds {rung.support:.1%} of the expansions that it "
-                "needs; specctl replay gives bounds."
-            )
+    yield Detail(f"On {num_nodes} held-out nodes: {'; '.join(fits)}. R_prob uses {known}.")
 
 
 def ladder_png(result: LadderResult) -> bytes:
@@ -245,7 +270,9 @@ def ladder_png(result: LadderResult) -> bytes:
         axes.annotate(text, (high, place), va="center", fontsize=8.5, bbox=paper)
         # Long settings stand on two lines.
         settings = rung.label.replace(":", "\n", 1) if len(rung.label) > 24 else rung.label
-        labels.append(EXPLAINED.get(rung.label, settings))
+        if rung.label in EXPLAINED:
+            settings = fill(f"{rung.label}: {EXPLAINED[rung.label]}", 28)
+        labels.append(settings)
     dashed = {"color": LOOKS["tree"][0], "linestyle": "--", "linewidth": 1, "zorder": 0}
     line = axes.axvline(best_static, label="best static rung", **dashed)
     axes.set_yticks(range(len(rungs)), labels, fontsize=8.5)
@@ -261,7 +288,7 @@ def ladder_png(result: LadderResult) -> bytes:
     figure.legend(
         handles=[*patches, line], frameon=False, fontsize=8.5, ncols=6, loc="outside lower center"
     )
-    note = "\na fixture pair: no claim about large models" if fixture_note(result.target) else ""
+    note = "\na fixture pair: no claim about large models" if is_fixture(result.target) else ""
     title = (
         f"{result.target} + {result.drafter}, {sampling(result.sampling)}, "
         f"batch size {result.batch_size}; {result.num_prompts.held_out} held-out prompts, "

@@ -30,7 +30,14 @@ from specctl.records import canonical_json
 from specctl.replay.outcomes import check_replayable
 from specctl.replay.submissions import shares
 from specctl.replay.tune.verdict import FamilySearch
-from specctl.runtime.words import NamedPolicy, pieces, record_of, resolve_policy
+from specctl.runtime.words import (
+    NamedPolicy,
+    pieces,
+    record_of,
+    resolve_policy,
+    settings_of,
+    spec_of,
+)
 
 Values = tuple[str, ...] | Scaled
 Settings = Mapping[str, str]
@@ -208,7 +215,7 @@ def _free(grid: Mapping[str, Values], words: str) -> dict[str, Values]:
 
 def _settings(words: str) -> dict[str, str]:
     """Values by setting, of a name with settings; `runtime.words` checks them."""
-    parts = (word.partition("=") for word in words.split(":")[1:])
+    parts = (word.partition("=") for word in settings_of(words))
     return {name: value for name, _, value in parts}
 
 
@@ -356,8 +363,9 @@ def _candidate(
     that a fitted record forbids."""
     of_budget = BUDGET_GRIDS.get(family.budget.partition(":")[0], {})
     shape = {name: value for name, value in point.items() if name not in of_budget}
-    budget = _spec(family.budget, {name: point[name] for name in point if name in of_budget})
-    label = "+".join(filter(None, [_spec(family.shape, shape), budget]))
+    given = {name: value for name, value in point.items() if value != BY_COSTS}
+    budget = spec_of(family.budget, {name: given[name] for name in given if name in of_budget})
+    label = "+".join(filter(None, [spec_of(family.shape, shape), budget]))
 
     if family.artifact is None:
         given = {**_settings(family.shape), **shape}
@@ -380,8 +388,3 @@ def _candidate(
     if conditions.step_costs is not None:
         policy = with_costs(policy, conditions.step_costs)
     return PolicyCandidate(family.name, label, policy, family.artifact.artifact_digest)
-
-
-def _spec(words: str, settings: Settings) -> str:
-    given = [f"{name}={value}" for name, value in settings.items() if value != BY_COSTS]
-    return ":".join([words, *given])

@@ -61,7 +61,7 @@ from specctl.replay.tune.verdict import (
     Standing,
     TunedLoad,
     TuneResult,
-    finalist_cells,
+    result_table,
     tune_notes,
 )
 from specctl.runtime.words import NamedPolicy
@@ -347,7 +347,8 @@ def write_card(result: TuneResult, policy: Policy, pair: PairFingerprint) -> str
         f"split seed {config['seed']}, {config['held_out_frac']:.0%} of the prompts held out",
         *map(cell, tune_notes(result)),
     )
-    rows = [[cell(value) for value in finalist_cells(result, one)] for one in result.policies]
+    table = result_table(result)
+    rows = [list(map(cell, row)) for row in table.rows]
     parts = (
         f"# {cell(policy.name)} tuned for {cell(pair.target)} with {cell(pair.drafter)}",
         cell(result.sentence()),
@@ -358,7 +359,7 @@ def write_card(result: TuneResult, policy: Policy, pair: PairFingerprint) -> str
         cards.bullets(*lines),
         "## Finalists",
         cards.table(COLUMNS, rows),
-        "The first row is the best static setting. Rates in tokens/s.",
+        "The first row is the best static setting. Rates in tokens/s. " + cell(table.legend),
         "## Use",
         f"{cards.use_block(pair)} `report.json`\nis the whole result of `specctl tune`.",
         "## Limits",

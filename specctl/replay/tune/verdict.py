@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from specctl.formatting import Table, fixture_note
+from specctl.formatting import Detail, Table, count, pair_title
 from specctl.replay.facts import MARKED_BELOW, PLAIN, ResultRecord, TraceFacts
 from specctl.replay.ladder.result import SideSizes
 from specctl.replay.tune.contexts import ContextLength
@@ -16,6 +17,8 @@ from specctl.stats import Interval, Number, intervals_over
 
 RESULT_NAME, POLICY_FOLDER = "tune.json", "policy"
 """In the folder that a search writes."""
+LONGEST_LABEL = 20
+"""Characters of a policy in a table of 80 columns."""
 
 
 class TunedLoad(ResultRecord):
@@ -129,47 +132,50 @@ class TuneVerdict(ResultRecord):
         """One finalist by its label."""
         return next(found for found in self.policies if found.policy == policy)
 
-    def sentence(self, *, all_can_win: bool = True) -> str:
-        """The verdict in words: against the best static setting and against plain decoding."""
-        return f"{self._beside_static(all_can_win)} {self.beside_plain()}"
+    @property
+    def names(self) -> dict[str, str]:
+        """Short names of the finalists: long labels become the family and the row."""
+        return {
+            one.policy: one.policy
+            if len(one.policy) <= LONGEST_LABEL
+            else f"{re.sub('[^+]*/(?=[^+])', '', one.family).replace('/', '')} #{row}"
+            for row, one in enumerate(self.policies, 1)
+        }
 
-    def _beside_static(self, all_can_win: bool) -> str:  # noqa: FBT001
-        if not any(one.policy not in (self.baseline, PLAIN) for one in self.policies):
-            return f"{self.baseline} is the best of {self.num_settings} static settings."
-        if self.winner_on_train == self.baseline:
-            none = "No family" if all_can_win else "No family that can win"
-            return (
-                f"{none} beats the best static setting, {self.baseline}, even on training prompts."
-            )
-        gain = self.standing(self.winner_on_train).held_out.against.text(".3f")
-        of = f"{self.num_settings} settings" if all_can_win else "the settings that can win"
-        picked = f"{self.winner_on_train}, the best of {of} on training prompts,"
-        if self.beats_static:
-            return (
-                f"{picked} beats the best static setting, {self.baseline}, on held-out ones: "
-                f"× {gain}."
-            )
+    def sentence(self) -> str:
+        """The written setting, against the best static setting and against plain decoding."""
+        if self.chosen == PLAIN:
+            return "Best: plain decoding. Drafting does not pay here."
+        held_out, than = self.standing(self.chosen).held_out, ""
+        if self.chosen != self.baseline:
+            than = f"× {held_out.against.text('.3f')} of the best static setting, "
+        if held_out.against_plain.known:
+            than += f"× {held_out.against_plain.text('.2f')} of plain decoding"
+        else:  # of goodput
+            than += "and plain decoding keeps no request within the limit"
+        return f"Best: {self.names[self.chosen]}, {than}."
+
+    def why_plain(self) -> str:
+        """The reason for plain decoding, where it is chosen."""
+        drafts = self.winner_on_train if self.beats_static else self.baseline
+        if drafts == PLAIN:
+            return "Drafting does not pay here: no setting is faster than plain decoding."
+        gain = self.standing(drafts).held_out.against_plain.text(".2f")
         return (
-            f"{picked} does not beat the best static setting, {self.baseline}, by more than its "
-            f"interval on held-out ones: × {gain}."
-            + (" The static setting is written." if self.chosen == self.baseline != PLAIN else "")
+            f"Drafting does not pay here: {self.names[drafts]} is × {gain} of plain decoding, no "
+            "gain beyond chance."
         )
 
-    def beside_plain(self) -> str:
-        """The chosen setting against plain decoding, or the reason for plain decoding."""
-        is_plain = self.chosen == PLAIN
-        drafts = self.winner_on_train if self.beats_static else self.baseline
-        if is_plain and drafts == PLAIN:
-            return "Drafting does not pay here: plain decoding is the fastest."
-        gain = self.standing(drafts if is_plain else self.chosen).held_out.against_plain
-        if not gain.known:  # of goodput
-            return "Plain decoding keeps no request within the limit."
-        if is_plain:
-            return (
-                f"Drafting does not pay here: {drafts} is × {gain.text('.2f')} as fast as plain "
-                "decoding, which is no gain beyond chance. Plain decoding is written."
-            )
-        return f"{self.chosen} is × {gain.text('.2f')} as fast as plain decoding."
+    def why_static(self, *, all_can_win: bool) -> str:
+        """The reason for the best static setting, where policies were searched beside it."""
+        if self.winner_on_train == self.baseline:
+            which = "policy" if all_can_win else "policy that can win"
+            return f"No {which} beats {self.baseline} even on training prompts."
+        gain = self.standing(self.winner_on_train).held_out.against.text(".3f")
+        return (
+            f"{self.names[self.winner_on_train]} is × {gain} of {self.baseline}, the best static "
+            "setting: no gain beyond the interval."
+        )
 
 
 class TuneResult(TuneVerdict, TraceFacts):
@@ -187,10 +193,14 @@ class TuneResult(TuneVerdict, TraceFacts):
     for_engine: str | None = None  # engine of the searched policies; None for our own loop
     fits: tuple[FitOutcome, ...] | None = None  # of `fit auto`
 
-    def sentence(self, *, all_can_win: bool = True) -> str:
-        """The verdict with its clock."""
-        all_can_win = all_can_win and all(self.can_win(one.policy) for one in self.policies)
-        return f"On {self.clock}: {super().sentence(all_can_win=all_can_win)}"
+    def reasons(self) -> Iterator[str]:
+        """The verdict's reasons, and the source of its times."""
+        searched = any(one.policy not in (self.baseline, PLAIN) for one in self.policies)
+        if searched and not self.beats_static:
+            yield self.why_static(all_can_win=all(self.can_win(p.policy) for p in self.policies))
+        if self.chosen == PLAIN:
+            yield self.why_plain()
+        yield f"Times: {self.clock}."
 
 
 # ----------------------------------------------------------------------------------- in words
@@ -210,26 +220,23 @@ COLUMNS = (
 
 def result_table(result: TuneResult) -> Table:
     """One row a finalist: its training rate, and its figures on held-out prompts."""
-    arrivals, note = result.load.arrival_rate_per_s, fixture_note(result.target)
+    arrivals, num_held_out = result.load.arrival_rate_per_s, result.num_prompts.held_out
     offered = f"{arrivals:g} requests/s, " if arrivals else ""
     title = (
-        f"{result.target} + {result.drafter}: {result.objective.kind}, {offered}batch size "
-        f"{result.load.batch_size}; {result.num_prompts.train} training and "
-        f"{result.num_prompts.held_out} held-out prompts; "
-        + intervals_over(result.num_prompts.held_out)
-        + (f" ({note})" if note else "")
+        f"{pair_title(result.target, result.drafter)}\n"
+        f"{result.objective.kind}, {offered}batch size {result.load.batch_size}; "
+        f"{num_held_out} held-out prompts, {intervals_over(num_held_out)}"
     )
-    wide = ("train", "verified", "TPOT ms", "support")
-    return Table(
-        title, COLUMNS, [finalist_cells(result, one) for one in result.policies], wide=wide
-    )
+    rows = [finalist_cells(result, one) for one in result.policies]
+    legend = "; ".join(f"{name}: {label}" for label, name in result.names.items() if name != label)
+    return Table(title, COLUMNS, rows, legend, wide=("train", "verified", "TPOT ms", "support"))
 
 
 def finalist_cells(result: TuneResult, standing: Standing) -> tuple[str, ...]:
     """Cells of `COLUMNS`; rates in tokens/s, intervals of 95% by prompt."""
-    held_out = standing.held_out
+    held_out, label = standing.held_out, standing.policy
     return (
-        result.marked(standing.policy) + ("" if held_out.is_supported else "*"),
+        result.names[label] + result.marks(label) + ("" if held_out.is_supported else "*"),
         f"{standing.train.rate:.1f}",
         held_out.rate.text(".0f" if held_out.rate.value >= 100 else ".1f"),
         held_out.against_plain.text(".2f"),
@@ -242,29 +249,37 @@ def finalist_cells(result: TuneResult, standing: Standing) -> tuple[str, ...]:
 
 
 def tune_notes(result: TuneResult) -> Iterator[str]:
-    """The search in words."""
+    """The verdict's reasons, what was searched, and what its figures leave out."""
+    yield from result.reasons()
     too_large = sum(family.num_out_of_range for family in result.families)
     lacking = sum(family.num_unsupported for family in result.families)
     not_run = sum(family.num_not_run or 0 for family in result.families)
-    rungs = ", ".join(f"{r.num_settings} on {r.num_prompts} prompts" for r in result.rungs)
-    yield f"On held-out prompts: {result.objective.meaning}; × is paired by prompt."
-    yield (
-        f"{result.num_settings} settings were scored on training prompts; "
-        f"{too_large} more exceed the log's trees, {lacking} need expansions that it lacks."
-    )
-    if result.for_engine is not None:
-        yield f"Searched for {result.for_engine}, which does not run {not_run} more settings."
-        if result.rungs:  # rules take part, not fixed settings alone
-            yield (
-                "The time that a rule itself takes inside the engine is not counted "
-                "(docs/vllm.md, What it costs)."
-            )
-    yield f"Halving: {rungs or 'none, static settings alone'}."
-    yield result.approximations
+    left_out = {
+        "are larger than the log's trees": too_large,
+        "need expansions that the log lacks": lacking,
+        f"{result.for_engine} cannot run": not_run,
+    }
+    others = [f"{number:,} {why}" for why, number in left_out.items() if number]
+    yield "; ".join([f"Tried {count(result.num_settings, 'setting')}", *others]) + "."
+    if result.for_engine is not None and result.rungs:  # rules take part, not fixed settings alone
+        yield (
+            "The time that a rule itself takes inside the engine is not counted "
+            "(docs/vllm.md, What it costs)."
+        )
+    yield Detail(f"On held-out prompts: {result.objective.meaning}; × is paired by prompt.")
+    if result.rungs:
+        rungs = (f"{r.num_settings} on {r.num_prompts} prompts" for r in result.rungs)
+        yield Detail(f"Successive halving: {', '.join(rungs)}.")
+    yield Detail(result.approximations)
     if not all(standing.held_out.is_supported for standing in result.policies):
         yield "* the log lacks over 1% of the expansions that it needs on held-out prompts."
     yield from result.footnotes()
     for family in result.left_out:
         yield f"{family}: left out, the log lacks over 1% of the expansions of each setting."
     for fit in result.fits or ():
-        yield fit.sentence()
+        yield fit.sentence() if fit.refusal else Detail(fit.sentence())
+
+
+def tune_parts(result: TuneResult) -> list[Any]:
+    """The result for a terminal, the verdict first."""
+    return [result.sentence(), result_table(result), *tune_notes(result)]
