@@ -19,7 +19,7 @@ from specctl.errors import OutputError, reason_of
 from specctl.formatting import Detail, Table
 from specctl.progress import Tick, show_progress
 
-_DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
+_DIGEST = re.compile(r"((?:sha256|ed25519):[0-9a-f]{12})[0-9a-f]{52}")
 LINE_S = 10.0
 """Time between lines of progress off a terminal."""
 PIPED_WIDTH = 1 << 16
@@ -199,9 +199,7 @@ def show(part: Any, *, wide: bool = False) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    if not wide and (isinstance(part, Detail) or (isinstance(part, Table) and part.is_detail)):
-        return
-    for piece in _pieces(part):
+    for piece in _pieces(part, wide=wide):
         console = Console(highlight=False)
         if isinstance(piece, Table):
             console.width = PIPED_WIDTH if wide and not is_terminal() else console.width
@@ -219,20 +217,22 @@ def show(part: Any, *, wide: bool = False) -> None:
                 console.print(text)
 
 
-def _pieces(part: Any) -> Iterator[Any]:
+def _pieces(part: Any, *, wide: bool) -> Iterator[Any]:
     """Lists of lines, texts, and tables without their title and legend."""
-    from rich.console import Group
     from rich.text import Text
 
     from specctl.artifacts.card import Description
 
-    if isinstance(part, Group):
-        for one in part.renderables:
-            yield from _pieces(one)
-    elif isinstance(part, Description):
+    if not wide and (isinstance(part, Detail) or (isinstance(part, Table) and part.is_detail)):
+        return
+    if isinstance(part, Description):
+        yield from [part.verdict] if part.verdict else []
         yield Text(part.title, "bold")
-        yield from _pieces(Table("", ("", ""), part.facts, left=2))
-        yield from _pieces(Table("", part.columns, part.rows, left=len(part.columns)))
+        facts = part.facts + (part.details if wide else ())
+        yield from _pieces(Table("", ("", ""), facts, left=2), wide=wide)
+        columns, left = part.columns, len(part.columns)
+        rows = Table("", columns, part.rows, part.legend, left=left, wide=part.wide)
+        yield from _pieces(rows, wide=wide)
     elif isinstance(part, Table):
         if part.title:
             yield Text(part.title, "italic")

@@ -13,7 +13,7 @@ from specctl.artifacts.card import Description, describe_artifact
 from specctl.artifacts.files import kind_of
 from specctl.console import Answer
 from specctl.errors import InputError, ModelError, StoreError, TraceError
-from specctl.formatting import Table, number, sampling
+from specctl.formatting import Table, count, sampling
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference
 from specctl.registry.opening import is_registry
@@ -134,10 +134,9 @@ def _result_in_words(file: Path, facts: dict[str, Any]) -> list[Any] | None:
 
         return [*recalibration_verdict(facts)]
     if "fixed_length_sweep" in facts or "models" in facts:
-        from specctl.engines.lengths import length_lines
-        from specctl.logs.shown import describe_summary
+        from specctl.cli.imported import describe_summary
 
-        return describe_summary(facts, length_lines)
+        return describe_summary(facts)
     return None
 
 
@@ -205,42 +204,63 @@ def _traces(reference: str) -> Answer:
     traces = TraceSet.open(reference)
     header, summary = traces.header, traces.summary()
     collected = header.collect
-    engine: Any = collected.get("engine")
+    is_dense = "dense" in collected
+    shape, engine = _in_words(header.policy["shape"]), collected.get("engine")
+    kind = f"dense, {shape}" if is_dense else f"live, {shape}"
+    rows = count(summary["num_rounds"], "position" if is_dense else "round")
     facts = (
         *([("engine", f"{engine['name']} {engine['version']}")] if engine else []),
         ("target", f"{collected.get('target')}  {header.target_digest}"),
         ("drafter", f"{collected.get('drafter')}  {header.drafter_digest}"),
-        ("tokenizer", header.tokenizer_digest),
-        ("policy", _in_words(header.policy["shape"])),
         ("sampling", f"{sampling(header.sampling)}, seed {header.sampling.get('seed', 0)}"),
-        *_counts(summary, is_dense="dense" in collected),
+        *_counts(summary, is_dense=is_dense),
     )
-    columns, by_category = _by_category(traces)
-    description = Description(f"traces {traces.digest}", facts, columns, by_category)
+    columns, by_category, legend = _by_category(traces)
+    description = Description(
+        f"traces {traces.digest}",
+        facts,
+        columns,
+        by_category,
+        verdict=f"{count(summary['num_prompts'], 'prompt')}, {rows}; {kind}",
+        details=(
+            ("tokenizer", header.tokenizer_digest),
+            *((name.removeprefix("num_"), f"{summary[name]:,}") for name in STORED),
+        ),
+        legend=legend,
+    )
     data = {"digest": traces.digest, "header": header.model_dump(mode="json"), "summary": summary}
     return Answer(data, [description])
 
 
 def _in_words(shape: Any) -> str:
     """`full: depth 5, top_k 4`, without unset fields."""
-    settings = [f"{name} {value}" for name, value in shape.items() if value is not None]
+    settings = [
+        f"{name} {value}"
+        for name, value in shape.items()
+        if value is not None and not isinstance(value, bool)
+    ]
     return f"{shape['kind']}: {', '.join(settings)}".replace(f"kind {shape['kind']}, ", "", 1)
+
+
+STORED = ("num_segments", "num_requests", "num_repeats", "size_bytes")
+"""Counts of a trace set that say how it is stored."""
 
 
 def _counts(summary: dict[str, Any], *, is_dense: bool) -> tuple[tuple[str, str], ...]:
     """The counts in words, without sums of tokens over dense positions, which overlap."""
-    left_out = ("num_emitted", "num_accepted") if is_dense else ()
-    words = {"num_rounds": "positions"} if is_dense else {}
+    left_out = {"num_prompts", "num_rounds", *STORED}
+    left_out |= {"num_emitted", "num_accepted"} if is_dense else set()
     notes = {"num_emitted": " tokens, the first of each request not counted: no round drafted it"}
     return tuple(
-        (words.get(name, name.removeprefix("num_")), f"{value}{notes.get(name, '')}")
+        (name.removeprefix("num_"), f"{value:,}{notes.get(name, '')}")
         for name, value in summary.items()
         if name not in left_out
     )
 
 
-def _by_category(traces: Any) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Columns and rows by category: results of rounds, or how far dense trees follow the text."""
+def _by_category(traces: Any) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], str]:
+    """Columns, rows and legend by category: results of rounds, or how far dense trees follow the
+    text."""
     import polars as pl
 
     is_dense = "dense" in traces.header.collect
@@ -252,14 +272,21 @@ def _by_category(traces: Any) -> tuple[tuple[str, ...], tuple[tuple[str, ...], .
             pl.len().alias("rounds"),
             pl.col("num_accepted").mean().alias("accepted"),
             pl.col("fully_accepted").mean().alias("full"),
-            pl.col("tcr").mean().alias("tcr"),
         )
         .sort("category")
     ).iter_rows()
-    cells, live = [], [] if is_dense else ["fully accepted", "mean TCR"]
-    heads = ["positions", "mean path", "to full depth"] if is_dense else ["rounds", "τ"]
-    for category, prompts, rounds, accepted, full, tcr in rows:
-        tau = accepted if is_dense else 1 + accepted
-        row = [category or "-", str(prompts), str(rounds), f"{tau:.2f}", f"{full:.0%}"]
-        cells.append((*row, *([] if is_dense else [number(tcr, ".1f")])))
-    return ("category", "prompts", *heads, *live), tuple(cells)
+    heads = ("positions", "accepted", "whole path") if is_dense else ("rounds", "τ", "whole path")
+    cells = [
+        (
+            category or "-",
+            str(prompts),
+            str(rounds),
+            f"{accepted + (not is_dense):.2f}",
+            f"{full:.0%}",
+        )
+        for category, prompts, rounds, accepted, full in rows
+    ]
+    legend = "whole path: accepted to the last level of the tree"
+    if is_dense:
+        legend = f"accepted: draft tokens of the text that the tree holds, mean; {legend}"
+    return ("category", "prompts", *heads), tuple(cells), legend

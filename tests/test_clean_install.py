@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DEMO = (
     "specctl collect embedded -o demo-traces --dense --limit 30 --max-new-tokens 16",
-    "specctl fit cart demo-traces -o hetero",
+    "specctl fit hetero demo-traces -o hetero",
     "specctl fit c2t demo-traces -o c2t",
     "specctl replay demo-traces -p eagle2 -p ar -p hetero -p c2t -o replayed",
     "specctl run embedded --compare ar,eagle2,hetero,c2t -o decoded --limit 2 --max-new-tokens 8",

@@ -114,31 +114,48 @@ class Description:
     facts: tuple[tuple[str, str], ...]  # label and value, most important first
     columns: tuple[str, ...] = ()  # of the table; empty without one
     rows: tuple[tuple[str, ...], ...] = ()
+    verdict: str = ""  # in one line, above the title
+    details: tuple[tuple[str, str], ...] = ()  # facts that a terminal shows only with `--wide`
+    legend: str = ""
+    wide: tuple[str, ...] = ()  # columns that a terminal shows only with `--wide`
 
 
 def describe_artifact(artifact: Artifact) -> Description:
     """Describes a loaded artifact."""
     manifest, policy = artifact.manifest, artifact.policy
     pair, written = manifest.pair, manifest.provenance
-    verdict = "lossless" if policy.lossless else "LOSSY: may emit other text than the target"
-    no_domain = (("domain", "unknown: the conditions of the evidence are not recorded"),)
+    effect = "lossless" if policy.lossless else "LOSSY: may emit other text than the target"
+    evidence, metrics = _evidence_facts(manifest.evidence)
+    domain = () if manifest.domain is None else domain_facts(manifest.domain)
     facts = (
-        ("policy", f"{policy.name} ({verdict})"),
         *((name, _json(part)) for name, part in policy.additions.items()),
         ("target", f"{pair.target}  {pair.target_digest}"),
         ("drafter", f"{pair.drafter}  {pair.drafter_digest}"),
-        ("tokenizer", pair.tokenizer_digest),
-        *_evidence_facts(manifest.evidence),
-        *(no_domain if manifest.domain is None else domain_facts(manifest.domain)),
-        ("features", ", ".join(manifest.features) or "none"),
+        *evidence,
+        *((name, text) for name, text in domain if name in MAIN_CONDITIONS),
         ("written", f"{written.created}, specctl {written.specctl_version}"),
+    )
+    details = (
+        ("tokenizer", pair.tokenizer_digest),
+        *metrics,
+        *((name, text) for name, text in domain if name not in MAIN_CONDITIONS),
+        ("features", ", ".join(manifest.features) or "none"),
         ("code", written.source_digest or "unknown"),
         ("parent", written.parent or "none"),
         ("policy digest", policy_digest(policy)),
         ("files", ", ".join(sorted(manifest.files))),
     )
-    safe = tuple((label, shown(text, max_chars=4096)) for label, text in facts)
-    return Description(f"artifact {artifact.digest}", safe, *_decisions(policy))
+    safe, more = (
+        tuple((label, shown(text, max_chars=4096)) for label, text in part)
+        for part in (facts, details)
+    )
+    verdict = shown(f"{policy.name}, {effect}", max_chars=4096)
+    title = f"artifact {artifact.digest}"
+    return Description(title, safe, *_decisions(policy), verdict=verdict, details=more)
+
+
+MAIN_CONDITIONS = ("hardware", "dtype", "workload", "batch size (requests)")
+"""Conditions of the evidence that are always shown, `unknown` where none is recorded."""
 
 
 def _json(record: Any) -> str:
@@ -146,19 +163,29 @@ def _json(record: Any) -> str:
     return text if len(text) <= _MAX_JSON_CHARS else f"{text[:_MAX_JSON_CHARS]} ..."
 
 
-def _evidence_facts(evidence: Evidence | None) -> tuple[tuple[str, str], ...]:
+def _evidence_facts(
+    evidence: Evidence | None,
+) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """The evidence with its first figures, and all figures."""
     if evidence is None:
-        return (("evidence", "none: set by hand"),)
-    splits = ", ".join(
-        f"{name} {size.num_prompts} prompts / {size.num_rounds} rounds"
+        return (("evidence", "none: set by hand"),), ()
+    splits = "; ".join(
+        f"{name} {size.num_prompts} prompts, {size.num_rounds} rounds"
         for name, size in evidence.splits.items()
     )
-    metrics = ", ".join(f"{name} {_metric(found)}" for name, found in evidence.metrics.items())
-    return (
-        ("evidence", f"{evidence.num_prompts} prompts, {evidence.num_rounds} rounds ({splits})"),
-        ("metrics", metrics or "none"),
-        ("traces", evidence.trace_digest),
-    )
+    metrics = tuple((name, _metric(found)) for name, found in evidence.metrics.items())
+    main = [one for one in metrics if one[0] in MAIN_METRICS] or metrics[:3]
+    named = ((MAIN_METRICS.get(name, name), text) for name, text in main)
+    facts = (("evidence", splits), ("traces", evidence.trace_digest), *named)
+    return facts, tuple(one for one in metrics if one not in main)
+
+
+MAIN_METRICS = {
+    "held_out_against_plain": "× plain decoding",
+    "held_out_against_static": "× best static",
+    "held_out_tokens_per_s": "tokens/s",
+}
+"""Figures that stand first, with their labels: of held-out prompts."""
 
 
 def _metric(found: Metric) -> str:

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from specctl import console
 from specctl.errors import OutputError, SpecctlError, UsageError, did_you_mean, memory_error_of
@@ -73,14 +74,23 @@ app = typer.Typer(
 )
 
 
-def group(above: typer.Typer, name: str, help: str) -> typer.Typer:
+class FitGroup(TyperGroup):
+    """The fits; HeteroSpec's also has the name of its algorithm."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, {"cart": "hetero"}.get(cmd_name, cmd_name))
+
+
+def group(
+    above: typer.Typer, name: str, help: str, kind: type[TyperGroup] = TyperGroup
+) -> typer.Typer:
     """Adds a group of verbs."""
-    made = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help)
+    made = typer.Typer(cls=kind, no_args_is_help=True, rich_markup_mode=None, help=help)
     above.add_typer(made, name=name)
     return made
 
 
-fit_app = group(app, "fit", "Fit a policy from traces.")
+fit_app = group(app, "fit", "Fit a policy from traces, or all of them: auto.", FitGroup)
 traces_app = group(app, "traces", "Check and freeze trace sets.")
 registry_app = group(app, "registry", "Share policies: publish, find, roll back, copy, verify.")
 

@@ -83,7 +83,9 @@ def doctor(
         if wrong:
             raise SetupError(f"doctor found {listed(wrong)} wrong", hint="do what their lines say")
 
-    return Answer([asdict(one) for one in findings], [Table("", ("", "", ""), rows, left=3)], end)
+    verdict = f"Wrong: {listed(wrong)}." if wrong else "Nothing is wrong here."
+    table = Table("", ("", "", ""), rows, left=3)
+    return Answer([asdict(one) for one in findings], [verdict, table], end)
 
 
 def check_device() -> Finding:

@@ -134,7 +134,8 @@ def export(
     )
     written = engine.write(judged.chosen, serving)
     lines = command_lines(engine, written, served)
-    parts += [list(lines), *written.notes, *_files(engine, written, out)]
+    checked = f"Written for {engine.title} {engine.checked}."
+    parts += [list(lines), *written.notes, *_files(engine, written, out), checked]
     return Answer({**judged.to_json(), **vars(written), "made": [*written.made]}, parts)
 
 

@@ -53,18 +53,88 @@ def fit_answer(artifact: Any, fit: Any, out: Path) -> Answer:
     return Answer(data, parts)
 
 
+# --------------------------------------------------------------------------- all fits
+
+
+SKIP: list[str] | None = option(
+    None, f"Fit to leave out, of {', '.join(FITS)}; repeat for more", default="none"
+)
+
+
+@verb(
+    fit_app,
+    "auto",
+    config=TuneConfig,
+    without=(
+        "config.families",
+        "config.grids",
+        "config.for_engine",
+        "config.packing",
+        "config.factor",
+    ),
+    examples="""specctl fit auto traces -o auto --cost-model cost_model.json""",
+    wide=True,
+)
+def fit_auto(
+    traces: DenseTracesArgument,
+    *,
+    out: Path = option(..., "Folder for fits/, tune.json and the winner, policy/", name="--out -o"),
+    cost_model: Path = option(..., "cost_model.json of `specctl profile`, or a named clock"),
+    config: Given,
+    skip: list[str] | None = SKIP,
+    threads: int = THREADS,
+) -> Answer:
+    """Fit everything, tune each, write the best.
+
+    Lossless policies only: a log does not hold the texts of lossy ones. The best static
+    setting is written unless a policy beats it by more than the interval.
+    """
+    plain = config.build(drops_unsupported=True)
+    for name in skip or ():
+        check_choice("--skip", name, FITS)
+    if set(FITS) <= set(skip or ()):
+        raise UsageError("--skip leaves no fit", hint="leave one of them out")
+
+    from specctl.durable import prepare_folder
+    from specctl.replay.tune.tuning import attempts, families_of, prepare
+    from specctl.train.fits import default_fit, write_fit
+
+    opened = open_to_fit(traces)
+    set_chunk_threads(threads)
+    with console.no_warnings():  # an early check; warnings come at the end
+        prepare(opened, plain, cost_model)
+    prepare_folder(out)
+
+    def write(name: str, folder: Path) -> Any:
+        fit = default_fit(name, opened, held_out_frac=plain.held_out_frac, seed=plain.seed)
+        return write_fit(fit, folder, opened)
+
+    fitters = {name: partial(write, name) for name in FITS if name not in (skip or ())}
+    tried = []
+    with progress("fits", len(fitters)):
+        for outcome in attempts(fitters, out):
+            tried.append(outcome)
+            if outcome.refusal is not None:
+                console.warn(outcome.sentence())
+            advance("fits")
+    families = families_of(tried, out, is_shared=plain.has_load)
+    searched = plain.model_copy(update={"families": families})
+    tuning = prepare(opened, searched, cost_model)
+    return run_and_publish(tuning, opened, out, tuple(tried))
+
+
 # --------------------------------------------------------------------------- from traces
 
 
 @verb(
     fit_app,
-    "cart",
+    "hetero",
     config=CartConfig,
-    examples="""specctl fit cart traces -o hetero
-specctl fit cart traces -o hetero --base eagle2:depth=5:top_k=4""",
+    examples="""specctl fit hetero traces -o hetero
+specctl fit hetero traces -o hetero --base eagle2:depth=5:top_k=4""",
     wide=True,
 )
-def fit_cart(
+def fit_hetero(
     traces: TracesArgument,
     out: OutOption,
     config: Given,
@@ -74,7 +144,7 @@ def fit_cart(
         default="eagle2, smaller where the traces would not hold its extension; live ones keep "
         "their own tree",
     ),
-    preset: preset_option("cart") = None,  # type: ignore[valid-type]
+    preset: preset_option("hetero") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit how deep trees grow, by entropy (HeteroSpec)."""
     return _fit("hetero", open_to_fit(traces), out, config, base=base)
@@ -258,73 +328,3 @@ def fit_adasd(
     from specctl.train.faces import ADASD
 
     return _certify(ADASD, prompts, out, config, runs, shape)
-
-
-# --------------------------------------------------------------------------- all fits
-
-
-SKIP: list[str] | None = option(
-    None, f"Fit to leave out, of {', '.join(FITS)}; repeat for more", default="none"
-)
-
-
-@verb(
-    fit_app,
-    "auto",
-    config=TuneConfig,
-    without=(
-        "config.families",
-        "config.grids",
-        "config.for_engine",
-        "config.packing",
-        "config.factor",
-    ),
-    examples="""specctl fit auto traces -o auto --cost-model cost_model.json""",
-    wide=True,
-)
-def fit_auto(
-    traces: DenseTracesArgument,
-    *,
-    out: Path = option(..., "Folder for fits/, tune.json and the winner, policy/", name="--out -o"),
-    cost_model: Path = option(..., "cost_model.json of `specctl profile`, or a named clock"),
-    config: Given,
-    skip: list[str] | None = SKIP,
-    threads: int = THREADS,
-) -> Answer:
-    """Fit everything, tune each, write the best.
-
-    Lossless policies only: a log does not hold the texts of lossy ones. The best static
-    setting is written unless a policy beats it by more than the interval.
-    """
-    plain = config.build(drops_unsupported=True)
-    for name in skip or ():
-        check_choice("--skip", name, FITS)
-    if set(FITS) <= set(skip or ()):
-        raise UsageError("--skip leaves no fit", hint="leave one of them out")
-
-    from specctl.durable import prepare_folder
-    from specctl.replay.tune.tuning import attempts, families_of, prepare
-    from specctl.train.fits import default_fit, write_fit
-
-    opened = open_to_fit(traces)
-    set_chunk_threads(threads)
-    with console.no_warnings():  # an early check; warnings come at the end
-        prepare(opened, plain, cost_model)
-    prepare_folder(out)
-
-    def write(name: str, folder: Path) -> Any:
-        fit = default_fit(name, opened, held_out_frac=plain.held_out_frac, seed=plain.seed)
-        return write_fit(fit, folder, opened)
-
-    fitters = {name: partial(write, name) for name in FITS if name not in (skip or ())}
-    tried = []
-    with progress("fits", len(fitters)):
-        for outcome in attempts(fitters, out):
-            tried.append(outcome)
-            if outcome.refusal is not None:
-                console.warn(outcome.sentence())
-            advance("fits")
-    families = families_of(tried, out, is_shared=plain.has_load)
-    searched = plain.model_copy(update={"families": families})
-    tuning = prepare(opened, searched, cost_model)
-    return run_and_publish(tuning, opened, out, tuple(tried))

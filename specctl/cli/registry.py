@@ -281,13 +281,13 @@ def list_(
     """List names, or search for versions by pair, hardware and workload."""
     found, trusted = room.open_registry(registry), Trust.load(trust)
     if not words:
-        columns = "name num_versions aliases generation error"
+        columns = "name num_versions aliases error | generation"
         rows = listing.name_rows(found, trusted)
         return _rows(found.url, rows, columns, empty="no names yet")
     folders = {word: Path(word) for word in words if Path(word, "config.json").is_file()}
     sought = [weights_digest(folders[word]) if word in folders else word for word in words]
     rows = list(listing.search(found, trusted, sought))
-    columns = "reference digest target drafter hardware dtype batch_size workload refusal"
+    columns = "reference hardware workload refusal | digest target drafter dtype batch_size"
     return _rows(found.url, rows, columns, empty=f"no version has {' and '.join(words)} in it")
 
 
@@ -306,7 +306,7 @@ def show(name: NameArgument, registry: RegistryOption, trust: TrustOption = None
 def log(name: NameArgument, registry: RegistryOption) -> Answer:
     """Show the history of a name: entries with actor, time and reason."""
     entries = room.open_registry(registry).known_log(name).entries
-    columns = "generation kind alias digest created actor reason key_id"
+    columns = "generation kind alias created actor reason | digest key_id"
     return _rows(name, [listing.entry_row(logged) for logged in entries], columns)
 
 
@@ -363,7 +363,7 @@ def _rows(
     """Rows as JSON and as a table; `empty` replaces a table without rows."""
     return Answer(
         rows,
-        [listing.table(title, rows, columns.split()) if rows else [f"{title}: {empty}"]],
+        [listing.table(title, rows, columns) if rows else [f"{title}: {empty}"]],
     )
 
 

@@ -1,6 +1,6 @@
 """Verbs: functions that return an `Answer`, with options from pydantic models.
 
-    @verb(fit_app, "cart", config=CartConfig)
+    @verb(fit_app, "hetero", config=CartConfig)
     def fit_cart(
         traces: TracesArgument, *, base: str | None = option(None, "Static tree"), config: Given
     ) -> Answer:
@@ -72,6 +72,7 @@ class VerbCommand(TyperCommand):
         found = super().get_help_option(ctx)
         if found is not None:
             found.help = "Show this message, or with -all every option, and exit."
+            found.opts.sort()  # typer keeps them in a set
         return found
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -79,7 +80,8 @@ class VerbCommand(TyperCommand):
         for param in self.get_params(ctx):
             name = GROUPS[getattr(param, "rich_help_panel", None) or "common"]
             name = name if param.param_type_name == "option" else "Arguments"
-            shown.setdefault(name, []).append(param.get_help_record(ctx) or ("", ""))
+            flags, meaning = param.get_help_record(ctx) or ("", "")
+            shown.setdefault(name, []).append((flags.replace("list[str]", "str"), meaning))
         for name in ("Arguments", *GROUPS.values()):
             if shown.get(name) and (name in ("Arguments", "Options") or ctx.meta["shows_all"]):
                 with formatter.section(name):

@@ -97,8 +97,8 @@ class Summary:
         """The counts in words, with lines of a kind of collection."""
         cut = f"{self.num_cut} conversations outgrew the context and were cut"
         lines = [
-            f"{count(self.num_committed, 'prompt')} committed to {self.out}"
-            f" ({self.num_skipped} were there before, {self.num_planned} planned)",
+            f"{self.out}: {count(self.num_committed, 'prompt')} collected"
+            + (f", {self.num_skipped} were there before" if self.num_skipped else ""),
             *(figures, cut if self.num_cut else "", losses),
         ]
         return "\n".join(filter(None, lines))

@@ -231,7 +231,8 @@ class Judged:
     def shown(self) -> list[Any]:
         """The verdict in words."""
         engine, parts = self.engine, list[Any]()
-        parts.append(f"Written for {engine.title} {engine.checked}.")
+        if not self.losses:
+            parts.append(f"{engine.title} runs {self.label}:")
         if self.source.reason is not None:
             parts.append(self.source.reason)
         if self.losses:

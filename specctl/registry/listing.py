@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,6 +30,7 @@ _HEADERS = {
     "num_names": "names",
     "num_entries": "entries",
     "num_artifacts": "artifacts",
+    "generation": "entry",
     "key_id": "key",
     "batch_size": "batch size",
     "context_tokens": "context tokens",
@@ -158,11 +159,17 @@ def _made_on(data: bytes) -> Row:
     }
 
 
-def table(title: str, rows: Sequence[Row], columns: Iterable[str]) -> Description:
-    """A table of rows without the columns that are always empty; text is made printable."""
-    names = [name for name in columns if any(_is_given(row.get(name)) for row in rows)]
+def table(title: str, rows: Sequence[Row], columns: str) -> Description:
+    """A table of rows without the columns that are always empty; text is made printable.
+
+    Args:
+        columns: names of columns; those behind `|` are shown only with `--wide`.
+    """
+    main, _, more = (part.split() for part in columns.partition("|"))
+    names = [name for name in (*main, *more) if any(_is_given(row.get(name)) for row in rows)]
     cells = tuple(tuple(_cell(row.get(name)) for name in names) for row in rows)
-    return Description(title, (), tuple(_HEADERS.get(name, name) for name in names), cells)
+    heads, wide = (tuple(_HEADERS.get(name, name) for name in part) for part in (names, more))
+    return Description(title, (), heads, cells, wide=wide)
 
 
 def _is_given(value: Any) -> bool:

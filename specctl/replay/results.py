@@ -212,6 +212,8 @@ def _fewest_calls(scores: AnyScores, figures: Sequence[Any]) -> str:
     if not known:
         return "No verdict: the log lacks what these policies draft."
     best = min(known, key=lambda f: f.calls)
+    if not figures[1:]:
+        return f"{best.policy}: {best.calls:,} calls for {best.num_tokens:,} tokens."
     base = next(f for f in figures if f.policy == scores.baseline)
     beside = "" if best is base or base.is_marked else f", {base.policy} {base.calls:,}"
     return f"Fewest calls: {best.policy} {best.calls:,}{beside}."
@@ -329,7 +331,10 @@ def serving_result(scores: ServingScores, remarks: Sequence[str] = ()) -> Result
         *_unsupported(scores, policies, ""),
         *remarks,
     ]
-    return Result(scores, _fastest(scores, gains), [table], lines)
+    verdict = _fastest(scores, gains)
+    if not policies[1:]:
+        verdict = f"{first.policy}: {formatting.number(found['tokens_per_s'], '.0f')} tokens/s."
+    return Result(scores, verdict, [table], lines)
 
 
 def totals_result(scores: BatchScores, remarks: Sequence[str] = ()) -> Result:

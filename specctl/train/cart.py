@@ -1,4 +1,4 @@
-"""`fit cart`: HeteroSpec's entropy bins (arXiv:2505.13254), from a `rounds` table.
+"""`fit hetero`: HeteroSpec's entropy bins (arXiv:2505.13254), from a `rounds` table.
 
     rounds ─select_rounds─► Φ and labels ─find_edges─► edges ─► EntropyBins ─► report
 
@@ -116,7 +116,7 @@ def fit_cart(traces: TraceSet, config: CartConfig, base: str | None = None) -> F
     shape = policy["shape"]
     if shape["kind"] != "eagle2":
         raise TraceMismatchError(
-            f"fit cart needs traces of a static tree; these are of {shape['kind']}",
+            f"fit hetero needs traces of a static tree; these are of {shape['kind']}",
             hint="collect again with --policy eagle2",
         )
     tree = StaticTree(**shape)
@@ -463,7 +463,7 @@ def report_of(data: CartReport) -> FitReport[CartReport]:
         "counted; rounds and τ: of the base tree, held out"
     )
     return FitReport(
-        kind="cart",
+        kind="hetero",
         title="HeteroSpec policy",
         what=f"Bins of Φ, the drafter's cumulative top-{ENTROPY_TOP_K} entropy along its best "
         "path, choose how deep each draft tree grows and how many of its nodes the target verifies "

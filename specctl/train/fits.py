@@ -71,7 +71,7 @@ def refit(
     Args:
         stored: `Manifest.fit`, kind and settings.
     """
-    name = {"cart": "hetero"}.get(str(stored.get("kind")), str(stored.get("kind")))
+    name = str(stored.get("kind"))
     if name not in FITS:
         return None
     fields = {key: value for key, value in stored.items() if key != "kind"}

@@ -24,7 +24,7 @@ class Preset:
 _ECHO = {"depth": 8, "width": 10, "max_width": 10, "num_tokens": 60, "rerank": True}
 PRESETS = {
     "heterospec-paper": Preset(
-        "cart",
+        "hetero",
         "HeteroSpec, arXiv:2505.13254, sections 4.1 to 4.3, Eq. 2 as printed",
         {
             "base": "eagle2:8x10/60",  # "official" EAGLE-3

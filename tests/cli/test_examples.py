@@ -65,7 +65,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = (json.dumps({"prompt_id": f"p{n}", "turns": [f"What is {n} + 3?"]}) for n in range(2))
     write_lines(folder / "prompts.jsonl", *lines)
     write_lines(folder / "prompts.txt", "How much is 2 + 3?")
-    ready("fit", "cart", folder / "traces", "-o", folder / "hetero")
+    ready("fit", "hetero", folder / "traces", "-o", folder / "hetero")
     tuned = ("--cost-model", folder / "cost_model.json", "-o", folder / "tuned", "--threads", 1)
     ready("tune", folder / "traces", *tuned)
     run = ("--compare", "ar,chain", "--limit", 2, "-o", folder / "run", *quick)

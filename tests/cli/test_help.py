@@ -67,4 +67,8 @@ def test_version_and_bare_call() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", passes("--version").out)
     bare = specctl("fit")
     assert (bare.code, bare.err) == (2, "")
-    assert "cart" in bare.out
+    assert "hetero" in bare.out
+    assert (
+        passes("fit", "cart", "--help").out.splitlines()[2:]
+        == (passes("fit", "hetero", "--help").out.splitlines()[2:])
+    ), "the name of the paper's algorithm works too"

@@ -155,10 +155,10 @@ ADD = "registry trust add PUBLIC --name"
 HEAVY: list[tuple[int, str, str]] = [
     # Options.
     (USAGE, "run --device cuda", "CUDA"),
-    (USAGE, "fit cart TRACES -o OUT --gammas '0.3;0.6'", "--gammas must be comma-separated num"),
+    (USAGE, "fit hetero TRACES -o OUT --gammas '0.3;0.6'", "--gammas must be comma-separated num"),
     (USAGE, "fit c2t NODES -o OUT --lr nan", "--lr.*a number"),
     (USAGE, "fit c2t NODES -o OUT --features draft_lgp", "did you mean draft_logp?"),
-    (USAGE, "fit cart DENSE -o OUT --base eagle2:depth=9", "larger than the traces, which hold"),
+    (USAGE, "fit hetero DENSE -o OUT --base eagle2:depth=9", "larger than the traces, which hold"),
     (USAGE, "fit echo DENSE -o OUT --depth 9", "--depth 9 is more than the traces hold, 6"),
     (USAGE, "fit mars embedded -o OUT SMALL --thetas 0.2,0.5", "strictest"),
     (USAGE, "fit adasd embedded -o OUT SMALL --clips 0.2,0.1", "clips rise from above 0"),
@@ -191,7 +191,7 @@ HEAVY: list[tuple[int, str, str]] = [
     # The run that is resumed was another one.
     (INPUT, "collect PROMPTS -o TRACES --resume SMALL --policy chain", "policy"),
     # Traces.
-    (INPUT, "fit cart ABSENT -o OUT", "no trace set"),
+    (INPUT, "fit hetero ABSENT -o OUT", "no trace set"),
     (INPUT, "fit c2t BLIND -o OUT", "draft tokens; these traces hold 0 accepted"),
     (INPUT, "fit c2t TRACES -o OUT --features copy_length,depth", "dense"),
     (INPUT, "fit mars PROMPTS -o OUT SMALL", "checkable answers"),
@@ -247,7 +247,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 EARLY = [
-    (OUTPUT, "fit cart TRACES -o THESIS", "holds something else; choose another output folder"),
+    (OUTPUT, "fit hetero TRACES -o THESIS", "holds something else; choose another output folder"),
     (OUTPUT, "fit mars embedded -o THESIS", "holds something else"),
     (OUTPUT, "fit adasd embedded -o /proc/x", "/proc cannot be written: .*--out"),
     (USAGE, "fit mars embedded -o OUT --shape eagle4", "did you mean eagle2?"),

@@ -405,7 +405,7 @@ def test_a_policy_that_the_engine_lacks_is_written_on_request_alone(tmp_path: Pa
     refused = specctl(*words)
     assert refused.code == ENGINE
     assert "vLLM does not run the tree of eagle2" in refused.out
-    assert "The nearest policy that it runs: chain:num_draft_tokens=6." in refused.out
+    assert "The nearest policy that it runs: chain:6." in refused.out
     assert "tune --for vllm" in refused.out
     assert "--nearest" in refused.err
     assert list(tmp_path.iterdir()) == []

@@ -193,7 +193,8 @@ def test_tune_chooses_no_family_that_was_fitted_on_the_held_out_prompts() -> Non
     assert "give --held-out 0.2 --seed 5, as it was fitted" in said
     assert "† fitted on some of these prompts" in shown
     card = Path("tuned-else/policy/README.md").read_text("utf-8")
-    assert f"| {label}† |" in card
+    assert "| else #2† |" in card
+    assert f"else #2: {label}" in card
     assert "† fitted on some of these prompts" in card
 
 

@@ -245,8 +245,8 @@ def test_a_log_without_static_trees_is_refused(
 
 def test_the_command_writes_table_json_and_picture(folder: Path, tmp_path: Path) -> None:
     options = ("--linear", LINEAR, "-p", "chain:2", "-o", tmp_path / "out")
-    shown = passes("ladder", folder, *options).out
-    for word in ("R_feat", "R_clair", "tokens/s", "gap closed", "Headroom", "irreducible"):
+    shown = passes("ladder", folder, *options, "--wide").out
+    for word in ("R_feat", "R_clair", "tokens/s", "× static", "Headroom", "irreducible"):
         assert word in shown
     stored = json.loads((tmp_path / "out" / "ladder.json").read_text())
     assert stored["kind"] == "ladder"

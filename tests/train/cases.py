@@ -157,7 +157,7 @@ def swept(*lost: int) -> Sweep:
 
 
 FITS: dict[str, Callable[[LoggedNodes], Fit[Any]]] = {
-    "cart": lambda _: fit_rounds(noisy_rounds(), configs.CartConfig()),
+    "hetero": lambda _: fit_rounds(noisy_rounds(), configs.CartConfig()),
     "c2t": lambda source: fit_c2t(source, NODE_PROMPTS, c2t_config()),
     "echo": lambda _: echo_fit(planted(), ECHO),
 }

@@ -58,7 +58,7 @@ def spoiled_frame(frame: pl.DataFrame, column: str, value: int) -> pl.DataFrame:
 
 def spoiled(name: str, source: LoggedNodes) -> Fit[Any]:
     """The fit, with nonsense on its held-out prompts."""
-    if name == "cart":
+    if name == "hetero":
         return fit_rounds(spoiled_frame(cases.noisy_rounds(), "tcr", 99), configs.CartConfig())
     if name == "echo":
         frame = spoiled_frame(cases.planted(), "accepted", 0)
@@ -128,16 +128,16 @@ def test_the_card_holds_what_the_report_holds(name: str, fits: Fits, folders: Fo
 
 
 def test_a_fit_of_several_sets_names_the_snapshot_of_each(fits: Fits, tmp_path: Path) -> None:
-    fit, sets = fits["cart"], [sha("a"), sha("b")]
+    fit, sets = fits["hetero"], [sha("a"), sha("b")]
     several = save_fit(fit, tmp_path / "several", PAIR, sha("d"), snapshots=sets)
-    plain = {"kind": "cart", **fit.report.config}
+    plain = {"kind": "hetero", **fit.report.config}
     assert several.manifest.fit == {**plain, "snapshots": sets}
     one = save_fit(fit, tmp_path / "one", PAIR, sha("d"), snapshots=sets[:1])
     assert one.manifest.fit == plain
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "cart": {"edges": lambda edges: (*edges[:-1], edges[-1] + 2)},
+    "hetero": {"edges": lambda edges: (*edges[:-1], edges[-1] + 2)},
     "echo": {"thresholds": lambda cuts: (cuts[0], 0.15)},
     "c2t": {"scorer": lambda scorer: scorer.model_copy(update={"b2": (3.0,)})},
 }

@@ -200,7 +200,8 @@ class TuneResult(TuneVerdict, TraceFacts):
             yield self.why_static(all_can_win=all(self.can_win(p.policy) for p in self.policies))
         if self.chosen == PLAIN:
             yield self.why_plain()
-        yield f"Times: {self.clock}."
+        if self.clock is not None:
+            yield f"Times: {self.clock}."
 
 
 # ----------------------------------------------------------------------------------- in words
