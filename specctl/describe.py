@@ -185,9 +185,8 @@ def _exported(path: Path) -> Answer:
 
 def _unknown(what: str, found: str) -> InputError:
     return InputError(
-        f"{what} is {found}, but must be the folder of an artifact (config.json) or of traces "
-        "(trace.json), what export, tune, ladder, run or profile wrote, or PLACE/NAME@ALIAS of a "
-        "registry",
+        f"{what} is {found}; show takes an artifact, traces, a model, what a verb wrote, or "
+        "PLACE/NAME@ALIAS of a registry",
         hint="check the path; `specctl registry show NAME` has the versions of a name",
     )
 

@@ -51,6 +51,11 @@ def is_fixture(model: str) -> bool:
     return model.startswith("embedded")
 
 
+def rounded(label: str) -> str:
+    """A policy's label with three digits of each long number, for reading alone."""
+    return re.sub(r"\d+\.\d{4,}", lambda found: f"{float(found[0]):.3g}", label)
+
+
 def short_id(digest: str) -> str:
     """The first twelve digits of `sha256:<hex>`, for a line that tells digests apart."""
     return digest[: len("sha256:") + 12]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +93,11 @@ class Interval:
     value: Number
     low: Number
     high: Number
+
+    @classmethod
+    def of_json(cls, ends: Mapping[str, float | None]) -> Self:
+        """The interval of its JSON, in which an undefined end is null."""
+        return cls(**{name: math.nan if end is None else end for name, end in ends.items()})
 
     @property
     def known(self) -> bool:

@@ -283,13 +283,13 @@ def tune(
 
     from specctl.durable import prepare_folder
     from specctl.engines.export import engine_options
-    from specctl.replay.tune.candidates import grid_table, listed_families
+    from specctl.replay.tune.candidates import grid_parts, listed_families
     from specctl.replay.tune.tuning import prepare
 
     if show_grid:
         families = listed_families(config.family or (), config.grid or ())
         grids = {family.name: dict(family.grid_rows()) for family in families}
-        return Answer(grids, [grid_table(families)])
+        return Answer(grids, grid_parts(families))
     engine = engine_options(settings)
     opened = open_to_fit(traces or [])
     set_chunk_threads(threads)

@@ -11,7 +11,7 @@ import typer
 from specctl import console
 from specctl.console import Answer
 from specctl.errors import StoreError, UsageError, check_choice
-from specctl.formatting import short_id
+from specctl.formatting import listed, short_id
 from specctl.records import option
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def refuse_together(**given: object) -> None:
     """Raises `UsageError` if more than one of these options has a value."""
     typed = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if typed[1:]:
-        raise UsageError(f"{' '.join(typed)}: {typed[0]} goes without the others; leave one out")
+        raise UsageError(f"{typed[0]} goes without {listed(typed[1:])}; leave one out")
 
 
 def open_to_fit(traces: list[str]) -> Any:

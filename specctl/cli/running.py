@@ -180,7 +180,7 @@ def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
             [
                 row["policy"],
                 f"{row['tokens_per_s']:.0f}",
-                Interval(**row["paired"]["speedup"]).text(".2f") if row["paired"] else "-",
+                Interval.of_json(row["paired"]["speedup"]).text(".2f") if row["paired"] else "-",
                 f"{row['mean_acceptance_length']:.2f}",
                 str(row["calls"]),
                 str(row["verified_tokens"]),

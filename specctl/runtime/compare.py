@@ -268,7 +268,8 @@ def verdict(results: Sequence[RunResult]) -> str:
     base = "plain decoding" if plain else results[0].named.label
     times = f"× {beside[best].speedup.text('.2f')} of {base} ({num_turns} turns)"
     if not faster and unclear:
-        return f"No policy is told apart from {base}: {unclear[0]} was {times}."
+        gain = beside[unclear[0]].speedup.text(".2f")
+        return f"Not told apart from {base}: {unclear[0]} × {gain} ({num_turns} turns)."
     if not faster:
         what = "Drafting did not pay here: the best" if plain else f"Fastest: {base}; next"
         return f"{what}, {best}, was {times}."

@@ -166,8 +166,8 @@ def _composed(spec: str, load: Callable[[str], Artifact]) -> NamedPolicy:
     try:
         policy = parse_policy(canonical_json({part: one.record for part, one in given.items()}))
     except UsageError as error:
-        fix = f"write ./{spec} for the folder of that name" if os.path.isdir(spec) else None
-        raise _bad_setting(spec, given, error, fix or "see docs/policies.md") from error
+        fix = f"write ./{spec} for the folder of that name" if os.path.isdir(spec) else ""
+        raise _bad_setting(spec, given, error, fix) from error
     parts = tuple((part, one.artifact) for part, one in given.items() if one.artifact)
     if parts and not rest:
         return NamedPolicy(policy.name, policy, parts[0][1].digest, parts, spec)
@@ -180,6 +180,11 @@ def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: st
     what, cause = f"policy {spec!r}", error.__cause__
     assert isinstance(cause, ValidationError)
     place, rule, kind, _ = violated_rule(cause)
+    record = given[str(place[0]) if place else "shape"].record
+    known = (one for part in PARTS.values() for one in part if one.kind == record["kind"])
+    fields = [name for name in next(known).record.model_fields if name != "kind"]
+    named = f"{record['kind']} has the settings {', '.join(fields)}"
+    fix = fix or (named if fields else "leave the other part out")
     if len(place) < 3:  # not part, kind, field
         return UsageError(f"{what}: {rule}", hint=fix)
     part, _, field, *_ = place
@@ -208,6 +213,11 @@ def _given(
     if part is not None and is_first == (part == "shape"):
         return [_Given(part, record_of(piece))]
     word = re.split("[:+]", piece, maxsplit=1)[0]
+    if is_first and part is not None:
+        noun = {"budget": "a budget", "acceptance": "an acceptance"}[part]
+        raise UsageError(
+            f"policy {spec!r} begins with {noun}", hint=f"put a shape before it: eagle2+{spec}"
+        )
     if is_first:
         listed = "word of a policy (ar, chain, eagle2, ...)"
         unlike = "file or folder" if re.search(r"/|\.json$", word) else listed

@@ -496,12 +496,14 @@ def report_of(data: CartReport) -> FitReport[CartReport]:
 
 def _verdict(data: CartReport) -> str:
     r_squared, prompts = data.held_out.r_squared, count(data.prompts["held_out"], "held-out prompt")
-    what = "rank of the accepted node" if data.config.label == "tcr" else "accepted length"
+    what = "accepted node's rank" if data.config.label == "tcr" else "accepted length"
     if r_squared is None:
         return f"{len(data.bins)} bins; {prompts} cannot judge them: all have the same {what}."
     if r_squared <= 0:
         return f"These bins predict no better than a constant on {prompts}."
-    return f"{len(data.bins)} bins explain {r_squared:.0%} of the {what}, on {prompts}."
+    return (
+        f"{len(data.bins)} bins explain {r_squared:.0%} of the variance of the {what} ({prompts})."
+    )
 
 
 def _summary(data: CartReport) -> tuple[str, ...]:

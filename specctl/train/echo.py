@@ -577,7 +577,7 @@ def _verdict(data: EchoReport) -> str:
     loss, gates = data.recall, count(len(data.gates), "gate")
     tau = {name: one.mean_acceptance_length for name, one in data.replayed.items()}
     lost = f"{loss.loss_frac:.1%} of accepted tokens (at most {loss.loss_bound:.1%})"
-    return f"{gates}: lost {lost}; τ {tau['gates']:.2f}, without {tau['no_gates']:.2f}."
+    return f"{gates}: lost {lost}; τ {tau['gates']:.2f}, without gates {tau['no_gates']:.2f}."
 
 
 def _summary(data: EchoReport) -> tuple[str, ...]:

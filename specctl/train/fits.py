@@ -15,6 +15,7 @@ from specctl.progress import progress
 from specctl.records import canonical_json
 from specctl.replay.cost.files import AnyCost
 from specctl.runtime.words import words_of
+from specctl.stats import split_prompts
 from specctl.train.c2t import fit_c2t
 from specctl.train.cart import fit_cart
 from specctl.train.configs import FITS, FitConfig
@@ -47,7 +48,8 @@ def run_fit(
         fit: Any = fit_c2t if name == "c2t" else fit_survival
         num_passes = 3.0  # both sides twice, the control, and the replay of the training prompts
         if isinstance(nodes.log, LiveLog):
-            num_passes -= 1 - config.held_out_frac
+            split = split_prompts(prompts, held_out_frac=config.held_out_frac, seed=config.seed)
+            num_passes = 2 + len(split.held_out) / len(prompts)
         with progress("positions", round(num_passes * nodes.log.num_positions)):
             return fit(nodes, prompts, config)  # type: ignore[no-any-return]
     with progress("positions", num_rows):

@@ -32,7 +32,8 @@ class PositionRows:
 
     def warn_left_out(self) -> None:
         if self.num_left_out:
-            log.warning("%d positions have no label and were left out", self.num_left_out)
+            text = "%d positions near the end of a text or of a logged tree cannot be judged"
+            log.warning(text, self.num_left_out)
 
 
 def position_rows(

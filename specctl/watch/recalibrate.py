@@ -7,7 +7,6 @@ it is faster than both by more than the interval.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,10 +133,7 @@ class Recalibration:
 
 def recalibration_verdict(data: Mapping[str, Any]) -> list[str]:
     """The verdict of `recalibration.json`, and its gains."""
-    over = [
-        Interval(**{end: math.nan if at is None else at for end, at in data[name].items()})
-        for name in ("against_deployed", "against_static")
-    ]
+    over = [Interval.of_json(data[name]) for name in ("against_deployed", "against_static")]
     gains = (
         f"× {over[0].text('.2f')} of the deployed policy, × {over[1].text('.2f')} of the best "
         "static setting"

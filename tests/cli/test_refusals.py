@@ -62,10 +62,10 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --temperature nan", "temperature"),
     # Options that do not go together, or are missing.
     (USAGE, "collect", "prompts"),
-    (USAGE, "run p.txt --compare ar --policy eagle2", "--compare --policy"),
+    (USAGE, "run p.txt --compare ar --policy eagle2", "--compare goes without --policy"),
     (USAGE, "collect p.txt -o OUT --dense --top-k 4", "for the children of a drafted node"),
-    (USAGE, "collect p.txt", "Missing option '--out' / '-o'; see specctl collect --help"),
-    (USAGE, "registry list", "'SPECCTL_REGISTRY'); see specctl registry list --help"),
+    (USAGE, "collect p.txt", "--out is required; such as: specctl collect embedded -o traces"),
+    (USAGE, "registry list", "--registry is required; see specctl registry list --help"),
     (USAGE, "registry list --registry=", "the value of --registry is empty"),
     (REGISTRY, "registry push ./x n --alias v1 --registry r", "'v1' is the number of a version"),
     # Files that are not there, or are something else.

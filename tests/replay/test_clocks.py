@@ -101,7 +101,7 @@ def test_a_measured_card_goes_by_its_name_with_what_it_is_not(
 def test_a_wrong_name_is_told_the_right_ones(tmp_path: Path, monkeypatch: Any) -> None:
     with pytest.raises(InputError, match=f"did you mean {H100}") as refusal:
         load_cost_model(Path("h100-llama-8b-eagle"))
-    assert "packaged ones are h100-llama-3.1-8b-eagle, line" in str(refusal.value)
+    assert "none of the named clocks (h100-llama-3.1-8b-eagle, line)" in str(refusal.value)
     assert "\n" not in str(refusal.value)
     monkeypatch.chdir(tmp_path)
     own = table_model()

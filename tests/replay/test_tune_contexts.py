@@ -59,6 +59,6 @@ def test_lengths_by_context_are_those_by_hand(log: DenseLog) -> None:
     alone = [one.num_draft_tokens for one in found if one.batch_size == 1]
     assert alone[0] > alone[-1] == 0
     rows = context_table(found).rows
-    assert [len(row) for row in rows] == [1 + len(LOADS)] * 4
-    assert rows[0][1].startswith(f"{alone[0]}: x 1.")
-    assert rows[-1][1] == "off"
+    assert [len(row) for row in rows] == [1 + 2 * len(LOADS)] * 4
+    assert rows[0][1].startswith(f"{alone[0]}: × 1.")
+    assert rows[-1][1:3] == ["off", "-"]

@@ -134,7 +134,7 @@ def test_a_setting_that_is_faster_everywhere_wins() -> None:
     assert against.high - against.low < 0.05
     held_out = verdict.to_json()["policies"][0]["held_out"]
     assert "good_share" not in held_out, "there is no limit to be good within"
-    assert "of the best static setting, ×" in verdict.sentence()
+    assert "of the best static, ×" in verdict.sentence()
 
 
 def test_false_wins_are_as_rare_as_the_interval_says() -> None:

@@ -69,9 +69,11 @@ def load_cost_model(path: Path) -> AnyCost:
         return model
     except OSError as error:
         advice = "check the path, or write one with specctl profile"
+        problem = f"cost model {path} cannot be read: {reason_of(error)}"
+        if not path.exists():
+            problem = f"{path} is no file, and none of the named clocks ({', '.join(names)})"
         raise InputError(
-            f"cost model {path} cannot be read: {reason_of(error)}; packaged ones are "
-            f"{', '.join(names)}",
+            problem,
             hint=did_you_mean(str(path), names, advice),
         ) from error
     except ValidationError as error:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from specctl.errors import InvariantError, UsageError
-from specctl.formatting import Detail, Table, count, pair_title
+from specctl.formatting import Detail, Table, count, pair_title, rounded
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.family import MAX_TOKENS, MAX_TOP_K
 from specctl.progress import advance, progress
@@ -336,8 +336,8 @@ def check_lines(model: TableCost) -> Iterator[str]:
         )
         waiting = f", {check.waited:.0%} of the time waiting" if check.waited > WAITING else ""
         yield (
-            f"check: {check.policy}: {predicted:.0f} tokens/s predicted, {measured:.0f} measured "
-            f"({check.error:+.0%}{waiting})"
+            f"check: {rounded(check.policy)}: {predicted:.0f} tokens/s predicted, "
+            f"{measured:.0f} measured ({check.error:+.0%}{waiting})"
         )
 
 
@@ -351,7 +351,7 @@ def check_verdict(model: TableCost) -> str:
     if model.failed_check is None:
         undisturbed = max(abs(check.undisturbed_error) for check in model.checks)
         return f"The clock holds on a quiet machine: {undisturbed:.0%} off without the waiting."
-    off = f"off by {worst.error:+.0%} in its own check ({worst.policy})"
+    off = f"off by {worst.error:+.0%} in its own check ({rounded(worst.policy)})"
     return f"The clock is {off}: measure again on a quiet machine."
 
 
@@ -376,8 +376,8 @@ def render(model: TableCost) -> list[Any]:
         Detail(f"spread of verification (IQR over median): {spread(model.verify):.1%}"),
         Detail(f"{model.num_samples} {model.rounds} rounds a point"),
         *(
-            f"decisions of {name}: {', '.join(f'{us:.0f}' for us in cost.level_us)} us a level "
-            f"at batches of {', '.join(map(str, cost.batch_sizes))}"
+            f"decisions of {rounded(name)}: {', '.join(f'{us:.0f}' for us in cost.level_us)} us a "
+            f"level at batches of {', '.join(map(str, cost.batch_sizes))}"
             for name, cost in model.deciders.items()
         ),
         *check_lines(model),

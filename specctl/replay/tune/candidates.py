@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from specctl.artifacts.manifest import PairFingerprint
-from specctl.errors import UsageError, check_choice
+from specctl.errors import UsageError, check_choice, did_you_mean
 from specctl.formatting import Table
 from specctl.logs.tree_log import Support
 from specctl.policy import (
@@ -102,10 +102,21 @@ class SearchedFamily:
         return rows or [("none", "as it is")]
 
 
-def grid_table(families: Sequence[SearchedFamily]) -> Table:
-    """The values of every searched setting."""
+FEW_FAMILIES = 3
+"""Families whose values fit a screen."""
+
+
+def grid_parts(families: Sequence[SearchedFamily]) -> list[Any]:
+    """What is searched: every setting with its values, of many families only with `--wide`."""
+    is_long = len(families) > FEW_FAMILIES
+    names = [(one.name, ", ".join(name for name, _ in one.grid_rows())) for one in families]
     rows = [(family.name, *row) for family in families for row in family.grid_rows()]
-    return Table("", ("family", "setting", "values"), rows, left=3)
+    first = [
+        f"{len(families)} families; --wide or --family NAME shows the values.",
+        Table("", ("family", "searched settings"), names, left=2),
+    ]
+    values = Table("", ("family", "setting", "values"), rows, left=3, is_detail=is_long)
+    return [*(first if is_long else ()), values]
 
 
 # ---------------------------------------------------------------------------------- from names
@@ -196,7 +207,7 @@ def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
         raise UsageError(
             f"--family {name!r} is neither the folder of an artifact nor one of "
             f"{', '.join(searched)} and stop, with or without + a budget",
-            hint="check the name or the path",
+            hint=did_you_mean(word, [*searched, "stop"], "check the name or the path"),
         )
     grid = SHARED_GRIDS.get(word, SHAPE_GRIDS[word]) if budget else SHAPE_GRIDS[word]
     return SearchedFamily(name, shape, budget, {**_free(grid, shape), **budget_grid})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
-from specctl.formatting import Table
+from specctl.formatting import NOTHING, Table
 from specctl.logs.advice import NOT_BY_CONTEXT
 from specctl.logs.positions import Floats, context_parts
 from specctl.logs.tree_log import DenseLog
@@ -94,12 +95,14 @@ def context_table(found: Sequence[ContextLength]) -> Table:
     for one in found:
         low, high = one.context_tokens
         cells = rows.setdefault(one.context_tokens, [f"{low:,} to {high:,}"])
-        best = f"{one.num_draft_tokens}: x {one.against_plain.text('.2f')}"
-        cells.append(best if one.num_draft_tokens else "off")
-    legend = "Chosen on training prompts; x is over plain decoding on held-out ones. "
+        gain = one.against_plain
+        best = (f"{one.num_draft_tokens}: × {gain.value:.2f}", gain.text(".2f"))
+        cells += best if one.num_draft_tokens else ("off", NOTHING)
+    heads = [(f"{load} together", f"95% at {load}") for load in loads]
     return Table(
         "Fastest chain by context",
-        ("tokens of text", *(f"{load} together" for load in loads)),
+        ("tokens of text", *chain.from_iterable(heads)),
         [*rows.values()],
-        legend + NOT_BY_CONTEXT,
+        "Chosen on training prompts; × is over plain decoding, held out. " + NOT_BY_CONTEXT,
+        wide=[spread for _, spread in heads],
     )

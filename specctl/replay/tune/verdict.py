@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from specctl.formatting import Detail, Table, count, pair_title
+from specctl.formatting import Detail, Table, count, listed, pair_title
 from specctl.replay.facts import MARKED_BELOW, PLAIN, ResultRecord, TraceFacts
 from specctl.replay.ladder.result import SideSizes
-from specctl.replay.tune.contexts import ContextLength
+from specctl.replay.tune.contexts import ContextLength, context_table
 from specctl.replay.tune.evaluators import Objective
 from specctl.stats import Interval, Number, intervals_over
 
@@ -19,6 +18,13 @@ RESULT_NAME, POLICY_FOLDER = "tune.json", "policy"
 """In the folder that a search writes."""
 LONGEST_LABEL = 20
 """Characters of a policy in a table of 80 columns."""
+
+
+def _short_name(family: str) -> str:
+    """`c2t+echo` of `fits/c2t/+echo:max_tokens=8`."""
+    return "+".join(
+        part.strip("/").rpartition("/")[2].partition(":")[0] for part in family.split("+")
+    )
 
 
 class TunedLoad(ResultRecord):
@@ -138,7 +144,7 @@ class TuneVerdict(ResultRecord):
         return {
             one.policy: one.policy
             if len(one.policy) <= LONGEST_LABEL
-            else f"{re.sub('[^+]*/(?=[^+])', '', one.family).replace('/', '')} #{row}"
+            else f"{_short_name(one.family)} #{row}"
             for row, one in enumerate(self.policies, 1)
         }
 
@@ -146,14 +152,16 @@ class TuneVerdict(ResultRecord):
         """The written setting, against the best static setting and against plain decoding."""
         if self.chosen == PLAIN:
             return "Best: plain decoding. Drafting does not pay here."
-        held_out, than = self.standing(self.chosen).held_out, ""
+        held_out, name = self.standing(self.chosen).held_out, self.names[self.chosen]
+        plain, parts = held_out.against_plain, [f"Best: {name}"]
         if self.chosen != self.baseline:
-            than = f"× {held_out.against.text('.3f')} of the best static setting, "
-        if held_out.against_plain.known:
-            than += f"× {held_out.against_plain.text('.2f')} of plain decoding"
+            parts.append(f"× {held_out.against.text('.3f')} of the best static")
+            parts += [f"× {plain.value:.2f} of plain"] if plain.known else []
+        elif plain.known:
+            parts.append(f"× {plain.text('.2f')} of plain decoding")
         else:  # of goodput
-            than += "and plain decoding keeps no request within the limit"
-        return f"Best: {self.names[self.chosen]}, {than}."
+            parts.append("and plain decoding keeps no request within the limit")
+        return f"{', '.join(parts)}."
 
     def why_plain(self) -> str:
         """The reason for plain decoding, where it is chosen."""
@@ -275,12 +283,13 @@ def tune_notes(result: TuneResult) -> Iterator[str]:
     if not all(standing.held_out.is_supported for standing in result.policies):
         yield "* the log lacks over 1% of the expansions that it needs on held-out prompts."
     yield from result.footnotes()
-    for family in result.left_out:
-        yield f"{family}: left out, the log lacks over 1% of the expansions of each setting."
+    if result.left_out:
+        yield f"Left out, as the log holds none of their settings: {listed(result.left_out)}."
     for fit in result.fits or ():
         yield fit.sentence() if fit.refusal else Detail(fit.sentence())
 
 
 def tune_parts(result: TuneResult) -> list[Any]:
     """The result for a terminal, the verdict first."""
-    return [result.sentence(), result_table(result), *tune_notes(result)]
+    by_context = [context_table(result.by_context)] if result.by_context else []
+    return [result.sentence(), result_table(result), *by_context, *tune_notes(result)]
