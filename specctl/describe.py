@@ -204,7 +204,8 @@ def _traces(reference: str) -> Answer:
     header, summary = traces.header, traces.summary()
     collected = header.collect
     is_dense = "dense" in collected
-    shape, engine = _in_words(header.policy["shape"]), collected.get("engine")
+    engine: Any = collected.get("engine")
+    shape = _in_words(header.policy["shape"])
     kind = f"dense, {shape}" if is_dense else f"live, {shape}"
     rows = count(summary["num_rounds"], "position" if is_dense else "round")
     facts = (

@@ -233,6 +233,8 @@ def _refuse_words(error: typer.TyperException) -> int:
         shown = [line for line in examples if {long, short} & {*line.split()}]
         message = f"{long} is required"
         hint = f"such as: {shown[0]}" if shown else f"see {context.command_path} --help"
+        if long == "--registry":
+            hint = "give it, or set SPECCTL_REGISTRY"
     elif "id you mean" not in hint:
         words = re.findall("'([^' ]+)'", message)[1:] or [""]  # what was given, and its choices
         see = f"see {context.command_path if context else 'specctl'} --help"

@@ -22,7 +22,7 @@ from specctl.cli.options import (
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError, check_choice
-from specctl.formatting import Detail, short_id
+from specctl.formatting import short_id
 from specctl.progress import advance, progress, set_chunk_threads
 from specctl.records import option
 from specctl.replay.config import TuneConfig
@@ -47,7 +47,7 @@ def fit_answer(artifact: Any, fit: Any, out: Path) -> Answer:
     }
     parts = [
         *fit.report.parts(),
-        *map(Detail, fit.notes),
+        *fit.notes,
         f"wrote {out}, {short_id(artifact.digest)}",
     ]
     return Answer(data, parts)

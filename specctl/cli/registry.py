@@ -278,7 +278,7 @@ def list_(
     ] = None,
     trust: TrustOption = None,
 ) -> Answer:
-    """List names, or search for versions by pair, hardware and workload."""
+    """List names, or search for versions."""
     found, trusted = room.open_registry(registry), Trust.load(trust)
     if not words:
         columns = "name num_versions aliases error | generation"
@@ -295,7 +295,7 @@ def list_(
     registry_app, "show", examples="""specctl registry show qwen3-8b+eagle3@h200:chat""", wide=True
 )
 def show(name: NameArgument, registry: RegistryOption, trust: TrustOption = None) -> Answer:
-    """Show the versions of a name, with aliases by their last accepted moves."""
+    """Show the versions of a name, with their aliases."""
     history = room.open_registry(registry).known_log(name)
     rows = listing.version_rows(history, Trust.load(trust))
     columns = "version aliases digest published actor"
@@ -304,7 +304,7 @@ def show(name: NameArgument, registry: RegistryOption, trust: TrustOption = None
 
 @verb(registry_app, "log", examples="""specctl registry log qwen3-8b+eagle3@h200:chat""", wide=True)
 def log(name: NameArgument, registry: RegistryOption) -> Answer:
-    """Show the history of a name: entries with actor, time and reason."""
+    """Show the history of a name."""
     entries = room.open_registry(registry).known_log(name).entries
     columns = "generation kind alias created actor reason | digest key_id"
     return _rows(name, [listing.entry_row(logged) for logged in entries], columns)
@@ -345,7 +345,7 @@ def verify(
     ] = None,
     trust: TrustOption = None,
 ) -> Answer:
-    """Recompute chains, digests and signatures, of a reference or of all; changes nothing."""
+    """Check histories, digests and signatures."""
     opened, wanted = room.open_registry(registry), reference and room.parse_reference(reference)
     done = room.verify(opened, Trust.load(trust), wanted or None)
     what, rows = reference or opened.url, [vars(finding) for finding in done.findings]
@@ -374,7 +374,10 @@ def _rows(
 def keygen(
     out: Annotated[Path, typer.Argument(help="New file for the private key; OUT.pub beside it.")],
 ) -> Answer:
-    """Make a key pair; SPECCTL_KEY_PASSPHRASE encrypts the private key."""
+    """Make a key pair.
+
+    SPECCTL_KEY_PASSPHRASE encrypts the private key.
+    """
     key = SigningKey.generate()
     public = key.save(out)
     made = {"key_id": key.key_id, "private": str(out), "public": str(public)}
@@ -387,7 +390,10 @@ def sign(
     name: SignedNameOption,
     key: Annotated[Path, typer.Option(help="Private key (PEM), of `registry keygen`.")],
 ) -> Answer:
-    """Sign an artifact's folder for a name: writes signature.dsse.json."""
+    """Sign an artifact's folder for a name.
+
+    Writes signature.dsse.json in it.
+    """
     digest = sign_folder(folder, SigningKey.load(key), room.parse_name(name))
     return Answer({"digest": digest}, [f"signed {digest}"])
 
@@ -396,7 +402,7 @@ def sign(
 def verify_signature(
     folder: FolderArgument, name: SignedNameOption, trust: TrustOption = None
 ) -> Answer:
-    """Check the digests and the signature of an artifact's folder against the trust file."""
+    """Check the signature of an artifact's folder."""
     digest, key_id = verify_folder(folder, Trust.load(trust), room.parse_name(name))
     return Answer({"digest": digest, "key_id": key_id}, [f"verified {digest}\n{key_id}"])
 
@@ -429,7 +435,10 @@ def trust_revoke(
     reason: Annotated[str, typer.Option(help="Why, for later readers.")],
     trust: TrustOption = None,
 ) -> Answer:
-    """Revoke a key: none of its signatures is accepted any more, old ones included."""
+    """Revoke a key.
+
+    None of its signatures is accepted any more, old ones included.
+    """
     edit_trust(trust, lambda known: known.with_revoked(key_id, reason))
     return Answer({"key_id": key_id}, [f"revoked {key_id}"])
 

@@ -25,7 +25,10 @@ SetArgument = Annotated[
 
 @verb(traces_app, "verify", examples="""specctl traces verify traces""")
 def verify_traces(traces: SetArgument) -> Answer:
-    """Read every byte and every row of a set; exits with 4 if it is damaged."""
+    """Check every byte and every row of a set.
+
+    Exits with 4 if it is damaged.
+    """
     found = verify(traces)
 
     def end() -> None:
@@ -47,7 +50,10 @@ def snapshot_traces(
     list_all: bool = option(False, "List snapshots instead of taking one", name="--list"),
     skip_damaged: bool = option(False, "Leave out damaged segments, and report the missing rows"),
 ) -> Answer:
-    """Freeze the present content of a set; `TRACES@sha256:...` opens it later."""
+    """Freeze the present content of a set.
+
+    `TRACES@sha256:...` opens it later.
+    """
     refuse_together(list=list_all, skip_damaged=skip_damaged)
     if list_all:
         place = open_place(split_reference(traces)[0])

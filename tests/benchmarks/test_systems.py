@@ -71,7 +71,7 @@ def test_static_trees_cost_nothing_over_themselves(figures: Figures) -> None:
 def test_papers_settings_over_what_they_start_from(figures: Figures) -> None:
     """A system that is its own baseline changes nothing."""
     [row] = figures.presets({"chain": [bench_systems.UNFITTED["AdaSD's stop"]]})
-    assert row["baseline"] == "chain:num_draft_tokens=5"
+    assert row["baseline"] == "chain:5"
     [same] = figures.presets({"EAGLE-3": [StaticTree(depth=8, top_k=10, num_tokens=60)]})
     assert {one["value"] for one in same["change"].values()} == {0.0}
     assert same["support"] < 1, "the log's trees have 5 levels and 4 children"

@@ -56,7 +56,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "export chain --to vlm", "--to 'vlm' is none of vllm, "),
     # Values out of range, or of another kind.
     (USAGE, "run p.txt --temperature -1", "temperature is -1.0, but must be"),
-    (USAGE, "run p.txt --temperature hot", "'--temperature': expected a number; see specctl run"),
+    (USAGE, "run p.txt --temperature hot", "--temperature must be a number; see specctl run"),
     (USAGE, "run p.txt --max-new-tokens 0", "--max-new-tokens must be at least 1, not 0"),
     (USAGE, "run p.txt --trace OUT --dense-every 0", "--dense-every must be at least 1, not 0"),
     (USAGE, "run p.txt --temperature nan", "temperature"),
@@ -65,7 +65,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --compare ar --policy eagle2", "--compare goes without --policy"),
     (USAGE, "collect p.txt -o OUT --dense --top-k 4", "for the children of a drafted node"),
     (USAGE, "collect p.txt", "--out is required; such as: specctl collect embedded -o traces"),
-    (USAGE, "registry list", "--registry is required; see specctl registry list --help"),
+    (USAGE, "registry list", "--registry is required; give it, or set SPECCTL_REGISTRY"),
     (USAGE, "registry list --registry=", "the value of --registry is empty"),
     (REGISTRY, "registry push ./x n --alias v1 --registry r", "'v1' is the number of a version"),
     # Files that are not there, or are something else.
@@ -197,7 +197,11 @@ HEAVY: list[tuple[int, str, str]] = [
     (INPUT, "fit mars PROMPTS -o OUT SMALL", "checkable answers"),
     (INPUT, "fit mars embedded embedded -o OUT SMALL", "another file has the id"),
     (INPUT, "replay TRACES -p ar", "collect with --dense"),
-    (INPUT, "replay DENSE -p ar --cost-model /nowhere.json", "cost model /nowhere.json"),
+    (
+        INPUT,
+        "replay DENSE -p ar --cost-model /nowhere.json",
+        "/nowhere.json is no file, and none of",
+    ),
     (INPUT, "show FOLDER", "is an empty folder"),
     # Artifacts.
     (ARTIFACT, "run PROMPTS --policy OTHER_TARGET SMALL", "E_TARGET"),
@@ -339,7 +343,7 @@ def test_a_resumed_set_is_compared_before_models_load(
     if differs:
         assert differs in refuses(INPUT, *words)
     else:
-        assert "0 prompts committed" in passes(*words).out
+        assert "0 prompts collected" in passes(*words).out
 
 
 def test_a_word_hides_a_folder_and_says_so(

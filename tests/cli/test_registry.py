@@ -237,7 +237,7 @@ def test_piped_output_is_whole_and_in_words(artifacts: Artifacts) -> None:
         lines = passes("registry", *verb, "--wide").out.splitlines()
         assert any(digest in line for line in lines), verb
         short = passes("registry", *verb).out
-        assert digest[:19] in short
+        assert (digest[:19] in short) == (verb[0] != "log"), "a history has times and reasons"
         assert digest[:20] not in short
 
 

@@ -53,7 +53,7 @@ def test_production_responses_of_a_log(tmp_path: Path) -> None:
     assert "2 of 3 records" in printed
     kept = (tmp_path / "out" / "responses.jsonl").read_text().splitlines()
     assert [len(json.loads(line)["turns"]) for line in kept] == [1, 2]
-    assert "2 prompts committed" in printed
+    assert "2 prompts collected" in printed
 
 
 def test_team_registry(tmp_path: Path) -> None:

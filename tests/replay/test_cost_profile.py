@@ -168,7 +168,7 @@ def test_a_profile_ends_by_checking_itself(charged: SimpleNamespace) -> None:
     """Three policies within the grid, decoded one prompt at a time on the same clock."""
     plain, chain, tree = charged.model.checks
     assert [plain.policy, chain.policy] == ["ar", "chain"]
-    assert tree.policy == "eagle2:top_k=3:num_tokens=8"
+    assert tree.policy == "eagle2:6x3/8"
     for one in charged.model.checks:
         assert one.num_tokens == 3 * 9
         assert one.error == pytest.approx(0, abs=0.005)

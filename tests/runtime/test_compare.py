@@ -213,7 +213,7 @@ def test_waiting_for_a_processor_is_said(pair: Pair, monkeypatch: pytest.MonkeyP
     prompts = load_prompts("embedded", limit=1)
     found = compare_policies(pair, resolve_policies("ar,chain"), prompts, DecodeSettings(2))
     shown = answer_of(found, "", []).parts
-    assert any("waited for a processor 100% of the time" in str(line) for line in shown)
+    assert any("decoding waited 100% of the time" in str(line) for line in shown)
 
 
 def test_an_interrupted_comparison_keeps_the_turns_of_all(
