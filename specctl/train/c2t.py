@@ -52,14 +52,8 @@ def fit_c2t(source: LoggedNodes, prompt_ids: Iterable[str], config: C2TConfig) -
     scorer = train_ffn(rows.features, rows.accepted, names, config.ffn, log_kept=rows.log_kept)
     judged = judge(source, scorer, config, sides.split)
     data = C2TReport(**scored_figures(scorer, sides, judged))
-    train, nodes = data.sides["train"], config.nodes
-    first = (
-        f"{nodes.predicts} acceptance from {', '.join(nodes.features)}; hidden {config.ffn.hidden};"
-        f" {train.num_accepted} accepted nodes and {train.kept_frac:.1%} of "
-        f"{train.num_rejected} rejected ones from {train.num_prompts} prompts"
-    )
     network = f"A network of {config.ffn.hidden} hidden units (arXiv:2502.13652)"
-    return scored_fit(data, scorer, sides, "c2t", "C2T policy", network, (first,))
+    return scored_fit(data, scorer, sides, "c2t", "C2T policy", network)
 
 
 def train_ffn(

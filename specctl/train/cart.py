@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specctl.errors import TraceEmptyError, TraceMismatchError, UsageError
 from specctl.features import ENTROPY_TOP_K, phi
-from specctl.formatting import Detail, Table, count, number
+from specctl.formatting import Detail, Table, count
 from specctl.logs.logged_draft import LoggedDraft
 from specctl.logs.parquet import collected, scan_files
 from specctl.logs.trace_set import TraceSet
@@ -507,16 +507,12 @@ def _verdict(data: CartReport) -> str:
 
 
 def _summary(data: CartReport) -> tuple[str, ...]:
-    fates, held_out, config = data.rounds_by_fate, data.held_out, data.config
+    fates, config = data.rounds_by_fate, data.config
     left_out = ", ".join(f"{number:,} {fate}" for fate, number in fates.items() if fate != USED)
     return (
         Detail(
             f"{config.algorithm} on label {config.label}, filter {config.filter}: {fates[USED]} "
             f"rounds used ({left_out or 'none'} left out), {data.prompts['train']} prompts for "
             f"training; TCR: mean rank of the deepest accepted node"
-        ),
-        Detail(
-            f"held-out error over {held_out.num_used} rounds: MSE {held_out.mse:.4g}, constant "
-            f"{held_out.constant_mse:.4g}, R² {number(held_out.r_squared, '.3f')}"
         ),
     )

@@ -23,7 +23,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from specctl.errors import TraceEmptyError, UsageError
-from specctl.formatting import Detail, Table, count, number
+from specctl.formatting import Table, count
 from specctl.logs.logged_draft import LoggedDraft
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
@@ -581,17 +581,9 @@ def _verdict(data: EchoReport) -> str:
 
 
 def _summary(data: EchoReport) -> tuple[str, ...]:
-    prompts, rows, loss = data.prompts, data.rows, data.recall
     gates = [
         f"The gate at level {gate.level} closes below {gate.threshold:.3f}: in "
         f"{gate.closes_frac:.0%} of {gate.num_rows} held-out positions."
-        for gate in data.gates
-    ]
-    passes = [
-        Detail(
-            f"level {gate.level} passes {number(gate.true_rate, '.0%')} of the positions that "
-            f"reach it and {number(gate.false_rate, '.0%')} of the others"
-        )
         for gate in data.gates
     ]
     replayed = []
@@ -601,23 +593,4 @@ def _summary(data: EchoReport) -> tuple[str, ...]:
             f"{name.replace('_', ' ')}: {one.verified_per_call:.1f} tokens verified and "
             f"{one.levels_per_call:.1f} levels drafted a call{time}"
         )
-        replayed.append(
-            Detail(
-                f"{name.replace('_', ' ')}, held out: {one.draft_yield:.2f} accepted a round, "
-                f"{number(one.verified_yield, '.0%')} of draft tokens, utilisation "
-                f"{one.utilisation:.2f}"
-            )
-        )
-    return (
-        *gates,
-        *replayed,
-        *passes,
-        Detail(
-            f"{rows['train']} positions of {prompts['train']} prompts for training, "
-            f"{rows['held_out']} of {prompts['held_out']} held out, {data.num_left_out} left out"
-        ),
-        Detail(
-            f"{loss.loss_frac:.1%} lost is the mean of {loss.num_prompts} held-out prompts with a "
-            f"conformal bound; {loss.widened_loss_frac:.1%} where their level is widened"
-        ),
-    )
+    return (*gates, *replayed)

@@ -336,14 +336,12 @@ def scored_fit(
     kind: str,
     title: str,
     what: str,
-    first: Sequence[str],
     tables: Sequence[Table] = (),
 ) -> Fit[Scored]:
     """The policy of a scorer, with its report and the check of its twin.
 
     Args:
         what: the scorer in words, such as "A network of 48 hidden units".
-        first: lines of the summary before the common ones.
         tables: after the common ones.
     """
     config, nodes = data.config, data.config.nodes
@@ -393,7 +391,7 @@ def scored_fit(
             **{f"change_at_recall_{row.recall:g}": row.found_change for row in data.comparisons},
         },
         verdict=_verdict(data),
-        summary=(*map(Detail, first), *_summary(data)),
+        summary=_summary(data),
         tables=(recalls, label_table, *tables),
         limits=(
             "Figures are means over logged positions, each taken as a start. A run visits some. "
@@ -426,14 +424,10 @@ def _verdict(data: ScoredReport) -> str:
 
 
 def _summary(data: ScoredReport) -> tuple[str, ...]:
-    held_out, kept, ends = data.sides["held_out"], data.held_out, data.held_out_interval
+    ends = data.held_out_interval
     lines = [
         f"beta {data.beta:.3g} keeps {ends['recall'].text('.2f')} of the accepted tokens in "
         f"{ends['num_tokens'].text('.1f')} nodes.",
-        Detail(
-            f"{held_out.num_prompts} held-out prompts, {held_out.num_positions} positions: "
-            f"positive rate {kept.positive_rate:.4f}, {kept.num_accepted:.2f} accepted tokens each"
-        ),
         Detail(
             f"AUC {data.auc:.4f}, of the joint probability {data.joint_auc:.4f}; ECE "
             f"{data.calibration[0].ece:.4f}; log-loss of the label {data.label.log_loss:.4f} nats"
@@ -442,11 +436,11 @@ def _summary(data: ScoredReport) -> tuple[str, ...]:
     if data.support is not None:
         most = count(data.config.nodes.second_top_k or 0, "node")
         lines.append(
-            f"It expands at most {most} a level; the traces hold {data.support:.1%} of what it drafts."
+            f"Expands at most {most} a level; the traces hold {data.support:.1%} of what it drafts."
         )
         if data.support < MARKED_BELOW:
             lines.append(
-                "Replay gives ranges for it: collect with a larger --width, or prune more (--recall)."
+                "Replay gives ranges for it: collect with a larger --width, or lower --recall."
             )
     if data.missing_frac > 0.05:
         lines.append(

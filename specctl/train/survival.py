@@ -86,12 +86,8 @@ def fit_survival(
     legend += f"matches of the text's end, up to {SUFFIX_TOKENS} tokens"
     heads = ("node", "number", "accepted")
     table = Table("Acceptance by copy", heads, cells, legend, is_detail=True)
-    first = (
-        f"{len(scorer.edges) + 1} bins of draft probability; drafting stops where the nodes of a "
-        f"level together are accepted with less than {config.min_level_prob:g}"
-    )
     words = f"A table of {len(scorer.log_odds)} x {len(scorer.edges) + 1} cells"
-    return scored_fit(data, scorer, sides, "survival", "Survival policy", words, (first,), (table,))
+    return scored_fit(data, scorer, sides, "survival", "Survival policy", words, (table,))
 
 
 def fit_table(rows: NodeRows, *, num_bins: int, weight: float) -> tuple[AcceptanceTable, Counts]:

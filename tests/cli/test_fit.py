@@ -46,9 +46,9 @@ def test_a_scorer_is_fitted_shown_and_replayed(
     ("name", "options", "says"),
     [
         ("cart", ("--filter", "all", "--label", "accepted"), "Bins"),
-        ("c2t", (*C2T, "--recall", 0.4), "expands at most 1 node per level: the traces hold 100"),
-        ("c2t", (*C2T, "--recall", 0.9), "warning: replay gives ranges, as the traces lack so mu"),
-        ("survival", (), "per level: the traces hold "),
+        ("c2t", (*C2T, "--recall", 0.4), "Expands at most 1 node a level; the traces hold 100"),
+        ("c2t", (*C2T, "--recall", 0.9), "Replay gives ranges for it: collect with a larger"),
+        ("survival", (), " a level; the traces hold "),
         ("echo", ("--min-rows", 5), "Levels"),
     ],
     ids=str,

@@ -79,11 +79,11 @@ def test_rounds_of_another_tree_or_depth_are_left_out_and_counted(fit: Fitted) -
     assert found.data.rounds_by_fate == fates
 
 
-def test_bins_without_worth_are_reported_with_a_warning(fit: Fitted) -> None:
+def test_the_verdict_says_whether_bins_are_worth_anything(fit: Fitted) -> None:
     held_out = fit.data.held_out.model_copy(update={"r_squared": -0.1})
     worthless = fit.data.model_copy(update={"held_out": held_out})
-    assert cart.report_of(worthless).summary[-1].startswith("warning: on held-out rounds")
-    assert not any("warning" in line for line in fit.report.summary)
+    assert "no better than a constant" in cart.report_of(worthless).verdict
+    assert "of the variance" in fit.report.verdict
 
 
 NOISY = noisy_rounds(300)

@@ -217,9 +217,6 @@ def ladder_notes(result: LadderResult) -> Iterator[str]:
             f"* the log lacks over {1 - MARKED_BELOW:.0%} of the expansions of {listed(marked)}; "
             "specctl replay gives bounds."
         )
-    for rung in result.rungs:
-        if rung.kind not in ("plain", "policy"):
-            yield Detail(f"{rung.label}: {rung.setting}.")
     regrets = [
         f"policy regret of {rung.label} {rung.policy_regret.text('.0f')}"
         for rung in result.rungs
@@ -231,17 +228,6 @@ def ladder_notes(result: LadderResult) -> Iterator[str]:
         *regrets,
     ]
     yield Detail(f"Lost tokens/s: {'; '.join(losses)}.")
-    fits = [
-        f"{name} log-loss {q.log_loss:.4f} nats, ECE {q.calibration_error:.4f}"
-        for name, q in result.calibration.items()
-    ]
-    known = (
-        "the target's distribution at depth 1 and a cross-fitted estimate below"
-        if result.is_sampled
-        else "a cross-fitted estimate, since a greedy target's probability is 0 or 1"
-    )
-    num_nodes = result.calibration["oracle"].num_nodes
-    yield Detail(f"On {num_nodes} held-out nodes: {'; '.join(fits)}. R_prob uses {known}.")
 
 
 def ladder_png(result: LadderResult) -> bytes:
