@@ -137,7 +137,7 @@ class Drift(ResultRecord):
         ]
         return [
             *parts,
-            f"False alarms: at most {self.alpha:.0%} over the whole watch, however often you look.",
+            f"False alarm: probability {self.alpha:g} at most in the whole watch, look as you like.",
             Detail(f"Highest evidence so far: {_digits(self.most_wealth)}."),
             Detail(f"Not moved: {', '.join(still)}." if still else "Every signal moved."),
             Detail(

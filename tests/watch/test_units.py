@@ -145,8 +145,8 @@ def test_a_quiet_watch_is_said_in_few_digits_and_without_what_is_nowhere() -> No
     prompts = in_conversations(rng, 20)
     quiet = watch(prompts.take(slice(50)), prompts.take(slice(50, None)), alpha=1e-90)
     said = " ".join(map(str, quiet.shown()))
-    assert "it rings at 1e+90)" in said
+    assert "alarm at 1e+90)" in said
     assert "category code" in said
     assert "category other" not in said
     loud = quiet.model_copy(update={"wealth": 1e80, "most_wealth": 1e80})
-    assert "evidence 1e+80, at most 1e+80" in str(loud.shown()[0])
+    assert "evidence 1e+80, alarm at" in str(loud.shown()[0])
