@@ -137,7 +137,7 @@ class Drift(ResultRecord):
         ]
         return [
             *parts,
-            f"False alarm: probability {self.alpha:g} at most in the whole watch, look as you like.",
+            f"False alarm: probability {self.alpha:g} at most over the whole watch.",
             Detail(f"Highest evidence so far: {_digits(self.most_wealth)}."),
             Detail(f"Not moved: {', '.join(still)}." if still else "Every signal moved."),
             Detail(
