@@ -133,7 +133,7 @@ def _result_in_words(file: Path, facts: dict[str, Any]) -> list[Any] | None:
         from specctl.watch.recalibrate import recalibration_verdict
 
         return [*recalibration_verdict(facts)]
-    if "fixed_length_sweep" in facts or "models" in facts:
+    if kind == "import":
         from specctl.cli.imported import describe_summary
 
         return describe_summary(facts)
