@@ -227,17 +227,17 @@ def _refuse_words(error: typer.TyperException) -> int:
     message = re.sub(
         r"^Invalid value for '(--[^']+)'(?: / '.*')?: expected", r"\1 must be", message
     )
+    see = f"see {context.command_path if context else 'specctl'} --help"
     if missing := re.match(r"Missing (?:option|argument) '([^']+)'(?: / '([^']+)')?", message):
         long, short = missing.groups(default="")
         examples = (getattr(context.command, "epilog", None) or "").splitlines() if context else []
         shown = [line for line in examples if {long, short} & {*line.split()}]
         message = f"{long} is required"
-        hint = f"such as: {shown[0]}" if shown else f"see {context.command_path} --help"
+        hint = f"such as: {shown[0]}" if shown else see
         if long == "--registry":
             hint = "give it, or set SPECCTL_REGISTRY"
     elif "id you mean" not in hint:
         words = re.findall("'([^' ]+)'", message)[1:] or [""]  # what was given, and its choices
-        see = f"see {context.command_path if context else 'specctl'} --help"
         hint = did_you_mean(words[0], words[1:], see)
     return _refuse(UsageError(message, hint=hint))
 
