@@ -115,7 +115,7 @@ def _block_notes(drafter: EngineDrafter, shape: Shape) -> tuple[str, ...]:
     if rule.top_k > 1:
         raise EngineError(
             f"SGLang drafts chains with {kind}, no trees",
-            hint=f"export chain:num_draft_tokens={size or rule.max_depth}",
+            hint=f"export chain:{size or rule.max_depth}",
         )
     if size is None or size == rule.max_depth:
         return ()
@@ -123,7 +123,7 @@ def _block_notes(drafter: EngineDrafter, shape: Shape) -> tuple[str, ...]:
         raise EngineError(
             f"SGLang drafts the whole block of a DSpark drafter, {size} tokens, and not "
             f"{rule.max_depth}",
-            hint=f"export chain:num_draft_tokens={size}",
+            hint=f"export chain:{size}",
         )
     return (f"The drafter was trained to draft {size} tokens a round, and not {rule.max_depth}.",)
 

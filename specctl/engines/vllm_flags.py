@@ -152,8 +152,7 @@ def write(policy: Policy, serving: Serving) -> Export:
     if trace is not None and trace.dense and decides:
         raise EngineError(
             f"--dense verifies no drafts, so it leaves nothing to the rules of {policy.name}",
-            hint=f"export chain:num_draft_tokens={own} for the log, or log a sample with "
-            "--dense-every N",
+            hint=f"export chain:{own} for the log, or log a sample with --dense-every N",
         )
     if trace is None or not trace.dense:
         decides |= most > own  # only the plugin can draft less than vLLM may
@@ -164,7 +163,7 @@ def write(policy: Policy, serving: Serving) -> Export:
         raise EngineError(
             f"the plugin decides and logs between draft tokens, and a drafter of kind "
             f"{drafter.method} drafts them together",
-            hint=f"export chain:num_draft_tokens={own} without --trace",
+            hint=f"export chain:{own} without --trace",
         )
     fields: dict[str, Any] = {
         "method": "eagle3" if drafter.method == "peagle" else drafter.method,

@@ -111,7 +111,7 @@ def test_show_prints_results_that_verbs_wrote(cost: Path, tmp_path: Path) -> Non
         "batch": ("--in-order",),
     }
     for place, options in replays.items():
-        passes("replay", dense, "-p", "chain:num_draft_tokens=2", "-o", tmp_path / place, *options)
+        passes("replay", dense, "-p", "chain:2", "-o", tmp_path / place, *options)
     write_lines(tmp_path / "vllm.log", *vllm_log())
     passes("import", tmp_path / "vllm.log", "-o", tmp_path / "i")
     results = [

@@ -439,7 +439,7 @@ def test_figures_of_a_policy_and_of_the_nearest(traces: Path, costs: Path) -> No
     levels = first["pooled"]["drafted_levels"] / first["pooled"]["calls"]
     length = said["exported"]["shape"]["num_draft_tokens"]
     assert length == round(levels) < 4
-    label = f"chain:num_draft_tokens={length}"
+    label = f"chain:{length}"
     own = ("replay", traces, "-p", f"confidence:threshold=0.3:window=4,{label}", "--json")
     alone = json.loads(passes(*own).out)["policies"]
     calls = [one["pooled"]["calls"] for one in (first, second)]

@@ -41,7 +41,7 @@ from tests.engines.vllm_engine import METHODS, ids_of, packaged
 
 NUM_PROMPTS, NEW_TOKENS = 24, 48
 FORMATS = ("prometheus", "log", "answers")
-CHAINS = tuple(f"chain:num_draft_tokens={length}" for length in (1, 3, 5, 8))
+CHAINS = tuple(f"chain:{length}" for length in (1, 3, 5, 8))
 STOPS = tuple(f"p_min:threshold={p}:window=5" for p in (0.3, 0.5, 0.7))
 LEAST = ("p_min:window=3:min_draft_tokens=2", "p_min:threshold=0.5:window=5:min_draft_tokens=2")
 AT_NIGHT = [
