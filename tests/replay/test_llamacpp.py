@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from specctl.errors import UsageError
+from specctl.errors import TraceError, UsageError
 from specctl.policy import FullTree
 from specctl.replay.llamacpp import TextEnd, as_llamacpp
+from specctl.replay.outcomes import Outcomes
 from specctl.replay.rounds import replay
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
@@ -72,6 +76,39 @@ def test_recorded_counts(name: str, pairs: dict[str, Pair], tmp_path: Path) -> N
             for of in (rounds[prompt.prompt_id] for prompt in prompts)
         ]
         assert found == recorded
+
+
+@pytest.mark.parametrize(
+    ("is_small", "words", "verified", "levels"),
+    [
+        (False, "chain:num_draft_tokens=3", [4, 2, 1], [3, 3, 0]),
+        (True, "chain:num_draft_tokens=3", [4, 2, 1], [3, 1, 0]),
+        (False, "p_min:window=3:min_draft_tokens=2", [4, 2, 1], [3, 3, 0]),
+        (True, "p_min:window=3:min_draft_tokens=2", [4, 1, 1], [3, 1, 0]),
+    ],
+)
+def test_the_end_of_a_text_by_hand(
+    words: str, verified: list[int], levels: list[int], *, is_small: bool
+) -> None:
+    """Ten tokens, the most there may be: 5, 2 and 1 are left, so 4, 1 and 0 may be drafted."""
+    left: Any = SimpleNamespace(num_tokens=np.array([9]), remaining=np.array([5, 2, 1]))
+    left.request = np.zeros(3, int)
+    drafted = Outcomes.of(np.array([3, 0, 0]), verified=4, levels=3)
+    found = TextEnd(10, is_small).applied(resolve_policy(words).policy, left, drafted)
+    assert (found.verified.tolist(), found.levels.tolist()) == (verified, levels)
+    assert found.accepted.tolist() == [3, 0, 0]
+
+
+def test_rules_that_are_not_known() -> None:
+    """Of a drafter that is not here, and of traces of two limits or none."""
+    policy, nothing = resolve_policy("p_min:min_draft_tokens=2").policy, np.array([1])
+    left: Any = SimpleNamespace(num_tokens=nothing, remaining=nothing, request=0 * nothing)
+    with pytest.raises(UsageError, match="kind of the drafter"):
+        TextEnd(9, None).applied(policy, left, Outcomes.of(nothing))
+    for limits in ((8, 9), (None,)):
+        sets: Any = [SimpleNamespace(collect={"max_new_tokens": one}) for one in limits]
+        with pytest.raises(TraceError, match="do not state one limit"):
+            TextEnd.of(SimpleNamespace(headers=sets))  # type: ignore[arg-type]
 
 
 def test_policies_that_it_cannot_have() -> None:
