@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
+from string import Template
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -25,6 +26,7 @@ from specctl.policy import ChainSchedule
 from specctl.runtime.words import resolve_policy
 from tests.engines.exports import AS_IT_IS, RANGES, exported
 from tests.engines.test_plugin_packages import OF_VLLM
+from tests.logs.import_cases import imported, vllm_log
 
 Code = Callable[[str], str]
 """The text of a file below `vllm/`."""
@@ -101,6 +103,27 @@ WRITTEN = {
 @pytest.mark.parametrize("path", WRITTEN)
 def test_vllm_writes_the_names_that_are_imported(code: Code, path: str) -> None:
     assert [one for one in WRITTEN[path] if one not in code(path)] == []
+
+
+@pytest.mark.parametrize("formatter", ["color", "no_color", None])
+def test_the_version_of_a_start_is_read(code: Code, formatter: str | None) -> None:
+    """A logo, or a line where the server logs without vLLM's formatter."""
+    try:
+        text = code("entrypoints/common/startup.py")
+    except (FileNotFoundError, KeyError):  # 0.32
+        text = code("entrypoints/serve/utils/api_utils.py")
+    lines: list[str] = []
+    log = run(
+        text,
+        "log_version_and_model",
+        envs=SimpleNamespace(VLLM_DISABLE_LOG_LOGO=False),
+        current_formatter_type=lambda _: formatter,
+        Template=Template,
+    )
+    log(SimpleNamespace(info=lambda text, *values: lines.append(text % values)), "0.99.0", "m")
+    [start] = [f"(APIServer pid=7) INFO 11-28 12:00:00 [startup.py:41] {one}" for one in lines]
+    start = start.replace("\n", "\r\n(APIServer pid=7) INFO 11-28 12:00:00 [startup.py:41] ")
+    assert imported("\n".join([start, *vllm_log()]))["settings"]["version"] == ["0.99.0"]
 
 
 # --------------------------------------------------------------------------- export
