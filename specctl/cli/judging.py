@@ -250,9 +250,9 @@ def ladder(
 @verb(
     app,
     config=TuneConfig,
-    examples="""specctl tune --show-grid
-specctl tune traces --cost-model cost_model.json -o tuned
-specctl tune traces --cost-model cost_model.json -o tuned --for vllm""",
+    examples="""specctl tune traces --cost-model cost_model.json -o tuned
+specctl tune traces --cost-model cost_model.json -o tuned --for vllm
+specctl tune --show-grid""",
     wide=True,
 )
 def tune(

@@ -49,7 +49,7 @@ JSON = inspect.Parameter(
 WIDE = JSON.replace(
     name="wide",
     annotation=Annotated[
-        bool, typer.Option("--wide", help="All columns of tables, and whole digests.")
+        bool, typer.Option("--wide", help="Details, all columns of tables, and whole digests.")
     ],
 )
 """An option of verbs with tables."""
