@@ -121,7 +121,8 @@ def _read(entry: Entry) -> Response:
     prompt_turns = None if prompt is None else prompt.turns
     prompt_id = entry.identifier(prompt_turns)
     if prompt_id is None:
-        raise entry.refuse("neither an id nor a prompt", entry.keys())
+        hint = "give each the id of its prompt, 'prompt_id', or its text, 'prompt'"
+        raise entry.refuse("neither an id nor a prompt", entry.keys(), hint=hint)
     if "custom_id" in row and ("error" in row or isinstance(row.get("response"), dict)):
         turn, ends = _served(entry)
         turns: tuple[TurnText, ...] = (turn,)
@@ -137,9 +138,11 @@ _HOLDS_PROMPT = frozenset((*TALKS, *TEXTS))
 
 def _turns(entry: Entry) -> tuple[TurnText, ...]:
     row = entry.row
-    if ("response" in row) == ("token_ids" in row):
-        found = "both" if "response" in row else "neither"
-        raise entry.refuse(f"it has {found} of 'response' and 'token_ids'")
+    if "response" in row and "token_ids" in row:
+        raise entry.refuse("it has both of 'response' and 'token_ids'", hint="keep one of them")
+    if "response" not in row and "token_ids" not in row:
+        hint = "rename the key of the responses to 'response'"
+        raise entry.refuse("it has neither 'response' nor 'token_ids'", entry.keys(), hint=hint)
     if "response" in row:
         texts = row["response"] if isinstance(row["response"], list) else [row["response"]]
         turns: tuple[TurnText, ...] = tuple(_text(entry, text, "'response'") for text in texts)

@@ -87,7 +87,7 @@ UNUSABLE: dict[str, list[dict[str, Any]]] = {
     ],
     "'response' is blank": [{"id": "t", "response": ""}, {"id": "t", "response": ["b", "\u200b"]}],
     "'response' must be a string, not a number": [{"id": "t", "response": 3}],
-    "it has neither of 'response' and 'token_ids'": [{"id": "t"}, {"id": "t", "response": None}],
+    "it has neither 'response' nor 'token_ids'": [{"id": "t"}, {"id": "t", "response": None}],
     "it has both of 'response' and 'token_ids'": [{"id": "t", "response": "b", "token_ids": [1]}],
     "'token_ids' is no list of whole numbers": [
         {"id": "t", "token_ids": value} for value in ([], [-1], [1.5], ["a"], "1")
@@ -112,6 +112,7 @@ def test_unusable_record_is_counted_or_refused(
     with pytest.raises(PromptLineError) as caught:
         load_responses(path, strict=True)
     assert caught.value.reason == reason
+    assert caught.value.hint
 
 
 PROMPTS = [{"id": "a", "prompt": "x"}, {"id": "b", "turns": ["y", "z"]}]
