@@ -72,12 +72,17 @@ def drift(
 
     Run it as often as you like: --false-alarm-prob holds over all runs together.
     """
-    from specctl.durable import prepare_folder, write_whole
+    from specctl.durable import check_place, prepare_folder, write_whole
     from specctl.records import json_bytes
+    from specctl.replay.cost.files import load_cost_model
     from specctl.watch.drift import prometheus, watch_traces
     from specctl.watch.signals import UNITS
 
     check_choice("--unit", unit, UNITS)
+    if cost_model is not None:
+        load_cost_model(cost_model)
+    if metrics is not None:
+        check_place(metrics, "metrics")
     if out is not None:
         prepare_folder(out)
     found, parts = watch_traces(

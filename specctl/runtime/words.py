@@ -129,9 +129,12 @@ def _name_and_spec(word: str) -> tuple[str, str]:
 
 
 def check_words(specs: Iterable[str]) -> None:
-    """Rejects words that name no policy; artifacts are checked later."""
+    """Rejects words that name no policy, and folders that hold no artifact, before models load.
+
+    References to registries are resolved later, and so is whether an artifact fits the pair.
+    """
     for _, spec in map(_name_and_spec, specs):
-        if not any(names_artifact(piece) for piece in pieces(spec)):
+        if all(os.path.isdir(piece) or not names_artifact(piece) for piece in pieces(spec)):
             _composed(spec, partial(artifact_at, expect=None))
 
 

@@ -205,11 +205,9 @@ HEAVY: list[tuple[int, str, str]] = [
     (INPUT, "fit mars PROMPTS -o OUT SMALL", "checkable answers"),
     (INPUT, "fit mars embedded embedded -o OUT SMALL", "another file has the id"),
     (INPUT, "replay TRACES -p ar", "collect with --dense"),
-    (
-        INPUT,
-        "replay DENSE -p ar --cost-model /nowhere.json",
-        "/nowhere.json is no file, and none of",
-    ),
+    (INPUT, "replay DENSE -p ar --cost-model /nowhere.json", "/nowhere.json is no file, and none"),
+    (INPUT, "drift ABSENT -p ar --cost-model /nowhere.json", "/nowhere.json is no file, and none"),
+    (OUTPUT, "drift ABSENT -p ar --metrics /proc/x", "metrics /proc/x cannot be written"),
     (INPUT, "show FOLDER", "is an empty folder"),
     # Artifacts.
     (ARTIFACT, "run PROMPTS --policy OTHER_TARGET SMALL", "E_TARGET"),
@@ -265,6 +263,8 @@ EARLY = [
     (USAGE, "fit mars embedded -o OUT --shape eagle4", "did you mean eagle2?"),
     (INPUT, "fit mars embedded -o OUT --limit 8", "8 prompts with .*at least 114 can, if none"),
     (USAGE, "profile -o OUT --policy chian", "did you mean chain?"),
+    (ARTIFACT, "profile -o OUT --policy FOLDER", "an empty folder"),
+    (ARTIFACT, "fit mars embedded -o OUT --shape FOLDER", "an empty folder"),
     (OUTPUT, "profile -o /proc/x", "/proc/x cannot be written"),
     (USAGE, "collect PROMPTS -o OUT --dense --drafter none", "give --drafter"),
     (USAGE, "collect PROMPTS -o OUT --drafter none", "give --drafter"),
