@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -241,8 +242,7 @@ def main() -> None:
     if (given.data is None) == (given.prompts is None):
         raise SystemExit("error: give --data DIR, or --prompts CHOOSE MEASURE")
     began = time.perf_counter()
-    with told(given.work):
-        study = Study(given)
+    with told(given.work), closing(Study(given)) as study:
         result = run(study)
     (study.folder / page.NAME).write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     print(page.block(result))

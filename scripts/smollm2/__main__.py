@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from importlib import invalidate_caches
@@ -299,7 +300,8 @@ def main() -> None:
     began = time.perf_counter()
     with told(given.folder):
         fetch(given)
-        result = publish.summary(run(Workplace(given)))
+        with closing(Workplace(given)) as work:
+            result = publish.summary(run(work))
         publish.write(given.folder, result)
     seconds = time.perf_counter() - began
     print(f"\n{publish.block(result)}\n{seconds:.0f} s; {given.folder}/table.md")
