@@ -24,6 +24,7 @@ from specctl.policy import (
     SignalStop,
     SparseGates,
     StaticTree,
+    TopProbability,
     build_shape,
 )
 from specctl.policy.echo import log_threshold
@@ -50,6 +51,10 @@ def threshold(min_prob: float, **changes: Any) -> JointThreshold:
 
 def stop(signal: str, threshold: float, **changes: Any) -> SignalStop:
     return SignalStop(**{"signal": signal, "threshold": threshold, "window": 4, **changes})
+
+
+def p_min(threshold: float, **changes: Any) -> TopProbability:
+    return TopProbability(threshold=threshold, window=2, **changes)
 
 
 def gates(**changes: Any) -> SparseGates:
@@ -87,6 +92,18 @@ def paths(words: str) -> list[Path]:
 
 def flat_start(path: Path) -> list[float]:
     return [0.28, 0.24, 0.24, 0.24] if not path else [1.0, 0.0, 0.0, 0.0]
+
+
+def of_one(path: Path) -> list[float]:
+    return [1.0] + [0.0] * 11
+
+
+def of_twelve(path: Path) -> list[float]:
+    return [0.2] + [0.8 / 11] * 11
+
+
+def sure_at_first(path: Path) -> list[float]:
+    return of_twelve(path) if path else [0.9] + [0.1 / 11] * 11
 
 
 BY_DEPTH = {1: "a b", 2: "a b aa ab ba bc", 3: "a b aa ba aaa bab"}
@@ -142,6 +159,14 @@ HAND: list[tuple[drafts.Probabilities, Shape, list[Path], int]] = [
     (drafts.chain_law, stop("sqrt_entropy", 0.6, window=2, keep_last=False), chain(1), 1),
     (flat_start, stop("confidence", 0.4), chain(1), 0),
     (flat_start, stop("confidence", 0.4, keep_last=False), chain(4), 3),
+    # llama.cpp's: over the ten likeliest of twelve the first is at .2 / .8545 = .234. It is left
+    # out, and a chain that is then shorter than the least is not verified.
+    (of_one, p_min(1.0), chain(2), 1),
+    (of_twelve, p_min(0.23), chain(2), 1),
+    (of_twelve, p_min(0.24), [()], 0),
+    (sure_at_first, p_min(0.24), chain(1), 1),
+    (sure_at_first, p_min(0.24, min_draft_tokens=2), [()], 1),
+    (sure_at_first, p_min(0.23, min_draft_tokens=2), chain(2), 1),
     # A certain drafter never stops.
     (drafts.certain_law, stop("entropy", 0.0), chain(4), 3),
     (drafts.certain_law, stop("sqrt_entropy", 0.0), chain(4), 3),
