@@ -91,6 +91,7 @@ def lengths_by_context(
 def context_table(found: Sequence[ContextLength]) -> Table:
     """Contexts by loads: the fastest chain, and its speed over plain decoding."""
     loads = sorted({one.batch_size for one in found})
+    by_load = {one.batch_size: one.num_draft_tokens for one in found}
     rows: dict[tuple[int, int], list[str]] = {}
     for one in found:
         low, high = one.context_tokens
@@ -98,11 +99,13 @@ def context_table(found: Sequence[ContextLength]) -> Table:
         gain = one.against_plain
         best = (f"{one.num_draft_tokens}: × {gain.value:.2f}", gain.text(".2f"))
         cells += best if one.num_draft_tokens else ("off", NOTHING)
+    differ = any(one.num_draft_tokens != by_load[one.batch_size] for one in found)
     heads = [(f"{load} together", f"95% at {load}") for load in loads]
     return Table(
         "Fastest chain by context",
         ("tokens of text", *chain.from_iterable(heads)),
         [*rows.values()],
-        "Chosen on training prompts; × is over plain decoding, held out. " + NOT_BY_CONTEXT,
+        "Chosen on training prompts; × is over plain decoding, held out. "
+        + NOT_BY_CONTEXT * differ,
         wide=[spread for _, spread in heads],
     )
