@@ -212,6 +212,7 @@ def test_synthetic_rates_are_followed(ground: Ground, prompts: list[list[int]]) 
         assert rate - off - spare < marginal < rate + off
 
 
+@ONE_DRAFTER
 @pytest.mark.parametrize("weights", ["float16", "q8_0"])
 def test_smaller_weights_load(weights: str, ground: Ground, tmp_path: Path) -> None:
     """Texts may differ from float32's; drafts are accepted."""
