@@ -149,8 +149,12 @@ def token_mode(collect: Mapping[str, Any]) -> str:
 
 
 def arrow_schema(table: str) -> Any:
-    """The pyarrow schema of a table, version and schema id in its metadata."""
+    """The pyarrow schema of a table, version and schema id in its metadata, and the unit and
+    meaning of each column in that of its field."""
     import pyarrow as pa
+
+    def described(column: Column) -> dict[str, str]:
+        return {"unit": column.unit, "meaning": column.meaning}
 
     def arrow_type(dtype: str) -> Any:
         if dtype == "dictionary":
@@ -158,7 +162,7 @@ def arrow_schema(table: str) -> Any:
         return pa.bool_() if dtype == "bool" else getattr(pa, dtype)()
 
     fields = [
-        pa.field(column.name, arrow_type(column.dtype), nullable=column.nullable)
+        pa.field(column.name, arrow_type(column.dtype), column.nullable, described(column))
         for column in TABLES[table]
     ]
     identity = {"specctl.trace_version": str(TRACE_VERSION), "specctl.schema_id": schema_id(table)}

@@ -71,6 +71,17 @@ def test_summary_counts(root: Path) -> None:
     assert told["size_bytes"] == sum(path.stat().st_size for path in root.rglob("*.parquet"))
 
 
+def test_the_files_state_units_and_meanings(root: Path) -> None:
+    """For readers that have no page of ours at hand, such as duckdb."""
+    for table, columns in TABLES.items():
+        file, *_ = (root / table).glob("*.parquet")
+        schema = pq.read_schema(file)
+        for column in columns:
+            found = schema.field(column.name).metadata
+            assert found[b"unit"].decode() == column.unit
+            assert found[b"meaning"].decode() == column.meaning
+
+
 def test_a_prompt_without_rounds_is_finished_all_the_same(writer: TraceWriter) -> None:
     writer.commit(["empty"], {})
     traces = TraceSet.open(writer.place.name)
