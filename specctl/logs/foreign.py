@@ -28,12 +28,12 @@ _JSON = {
         '"panels"': "is a dashboard of Grafana, which holds queries and no counts",
     },
     _RESPONSES: {
+        r'"object":\s*"chat\.completion\.chunk"': "holds chunks of streamed responses",
         '"spec_accepted_drafts"': "holds responses of SGLang 0.5.11",
         '"spec_accept_token_num"': "holds responses of a SGLang before 0.5.11",
         '"spec_num_correct_drafts"': "holds responses of SGLang 0.5.12 or newer",
         '"meta_info"': "holds responses of SGLang",
         '"speculative_decoding"': "holds responses of vLLM with per-request metrics",
-        r'"object":\s*"chat\.completion\.chunk"': "holds chunks of streamed responses",
         r'"object":\s*"(?:text_|chat\.)completion"': "holds responses of an OpenAI server",
         r'"custom_id"[\s\S]*"response"': "holds responses of an OpenAI batch",
     },

@@ -38,6 +38,10 @@ RECORDS: list[tuple[Any, str]] = [
         "per-request metrics",
     ),
     ({"id": "a", "object": "chat.completion.chunk", "choices": []}, "chunks of streamed responses"),
+    (
+        {"object": "chat.completion.chunk", "metrics": {"speculative_decoding": SPEC}},
+        "chunks of streamed responses",
+    ),
     ({"id": "a", "object": "chat.completion", "choices": []}, "responses of an OpenAI server"),
     ({"id": "a", "object": "text_completion", "choices": []}, "responses of an OpenAI server"),
     (
