@@ -507,7 +507,7 @@ def test_tuning_for_an_engine_searches_what_it_runs(
     assert outcome.code == 0, outcome
     document = json.loads((tmp_path / "tune.json").read_text())
     assert document["for_engine"] == document["config"]["for_engine"] == engine
-    assert f"Searched for {engine}, which" in outcome.out
+    assert f"for {engine}: latency" in outcome.out
     for standing in document["policies"]:
         policy = Policy.model_validate_json(json.dumps(standing["record"]))
         assert ENGINES[engine].runs(policy)

@@ -231,8 +231,9 @@ def result_table(result: TuneResult) -> Table:
     """One row a finalist: its training rate, and its figures on held-out prompts."""
     arrivals, num_held_out = result.load.arrival_rate_per_s, result.num_prompts.held_out
     offered = f"{arrivals:g} requests/s, " if arrivals else ""
+    of = "" if result.for_engine is None else f"for {result.for_engine}: "
     title = (
-        f"{pair_title(result.target, result.drafter)}\n"
+        f"{pair_title(result.target, result.drafter)}\n{of}"
         f"{result.objective.kind}, {offered}batch size {result.load.batch_size}; "
         f"{num_held_out} held-out prompts, {intervals_over(num_held_out)}"
     )
