@@ -13,6 +13,7 @@ from tests.cli.command import ARTIFACT, USAGE, passes, refuses, specctl, write_l
 from tests.logs.import_cases import vllm_log
 from tests.replay.costs import table_model
 from tests.replay.logs import random_traces
+from tests.report.examples import drift_results
 
 
 def replayed(folder: Path, *options: object) -> dict[str, Any]:
@@ -114,7 +115,9 @@ def test_show_prints_results_that_verbs_wrote(cost: Path, tmp_path: Path) -> Non
         passes("replay", dense, "-p", "chain:2", "-o", tmp_path / place, *options)
     write_lines(tmp_path / "vllm.log", *vllm_log())
     passes("import", tmp_path / "vllm.log", "-o", tmp_path / "i")
+    write_lines(tmp_path / "drift.json", json.dumps(drift_results().to_json()))
     results = [
+        ("drift.json", "drift.json"),
         ("l", "l/ladder.json"),
         ("t", "t/tune.json"),
         ("t/tune.json", "t/tune.json"),

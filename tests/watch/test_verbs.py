@@ -82,7 +82,6 @@ def test_a_change_rings_and_is_told(served: Path, tmp_path: Path) -> None:
     assert said.code == ALARM, said
     assert "ALARM at prompt" in said.out
     found = json.loads((out / "drift.json").read_text("utf-8"))
-    assert json.loads(passes("show", out, "--json").out) == found
     moved = [one for one in found["signals"] if one["moved"]]
     assert any(one["group"] == "categories" for one in moved)
     assert all(one["most_wealth"] >= 20 for one in moved)
