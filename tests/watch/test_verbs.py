@@ -143,9 +143,9 @@ def test_a_set_that_is_being_written_is_watched_as_far_as_it_is_finished(
         (tmp_path / "open" / "tmp" / "half.parquet").write_bytes(b"PAR1")
         said = specctl(*words, "--false-alarm-prob", 1e-9)
         assert said.code == 0, said
-        assert "10 prompts watched" in said.out
+        assert "10 prompts against" in said.out
         writer.commit(names[30:31], drop_prompts(rows, (*names[:30], *names[31:])))
-        assert "11 prompts watched" in specctl(*words, "--false-alarm-prob", 1e-9).out
+        assert "11 prompts against" in specctl(*words, "--false-alarm-prob", 1e-9).out
 
 
 def test_whole_days_are_watched_where_traffic_swings(
@@ -170,7 +170,7 @@ def test_whole_days_are_watched_where_traffic_swings(
     words = ("drift", tmp_path / "days", "-p", SERVED, "--reference-prompts", 8)
     said = specctl(*words, "--unit", "day")
     assert said.code == 0, said
-    assert "2 days watched against 8 of the reference" in said.out
+    assert "2 days against 8 of the reference" in said.out
     assert "20 prompts of a day that may not be whole are left out" in said.out
     found = json.loads(passes(*words, "--unit", "day", "--json").out)
     counts = ("unit", "num_reference", "num_units", "num_prompts")
@@ -271,7 +271,7 @@ def test_the_way_out_of_damage_is_one_that_drift_can_take(served: Path, tmp_path
     said = refuses(4, "drift", broken, *words)
     assert "the snapshot of the rest that `specctl traces snapshot TRACES --skip-damaged`" in said
     taken = json.loads(passes("traces", "snapshot", broken, "--skip-damaged", "--json").out)
-    assert "prompts watched" in passes("drift", f"{broken}@{taken['digest']}", *words).out
+    assert "prompts against" in passes("drift", f"{broken}@{taken['digest']}", *words).out
 
 
 def test_traces_of_another_pair_are_refused() -> None:
