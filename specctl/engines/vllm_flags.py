@@ -91,7 +91,7 @@ class VllmConfig(Record):
     synthetic_acceptance_rates: tuple[Probability, ...] | None = None
 
     @model_validator(mode="after")
-    def _ranges(self) -> Self:
+    def _consistent(self) -> Self:
         triples = sorted(self.num_speculative_tokens_per_batch_size or ((1, 1, 1),))
         require(triples[0][0] == 1, f"the first range must start at 1, not {triples[0][0]}")
         for low, high, length in triples:
@@ -100,6 +100,11 @@ class VllmConfig(Record):
             require(length <= most, f"{length} tokens, above num_speculative_tokens {most}")
         for (_, end, _), (start, _, _) in pairwise(triples):
             require(end < start, f"a range starts at {start}, the one before ends at {end}")
+        has_rates = self.synthetic_acceptance_rates is not None
+        both = has_rates == (self.rejection_sample_method == "synthetic")
+        require(
+            both, "synthetic_acceptance_rates and rejection_sample_method synthetic go together"
+        )
         return self
 
 

@@ -43,6 +43,10 @@ WRONG_VLLM: dict[str, tuple[dict[str, Any], bool]] = {
     "no range": ({"num_speculative_tokens": 3, RANGES: []}, True),
     "an unknown key": ({"num_speculative_tokens": 3, "tree": "(0,)"}, True),
     "an unknown method": ({"num_speculative_tokens": 3, "method": "eagle9"}, True),
+    "made-up rates without their method": (
+        {"num_speculative_tokens": 1, "synthetic_acceptance_rates": [0.5]},
+        True,
+    ),
     "a length above all": ({"num_speculative_tokens": 3, RANGES: [[1, 4, 5]]}, False),
 }
 """Settings to add to `HEAD`, and whether vLLM refuses them too, or else changes them silently."""
