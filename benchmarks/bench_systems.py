@@ -149,7 +149,7 @@ class Study(Stages):
         here = self.verb(
             "The clock of our loop",
             "clock.json",
-            *("profile", "--batch-sizes", 1, *self.pair, *decisions),
+            *("profile", "--quick", "--batch-sizes", 1, *self.pair, *decisions),
             passes=FAILED_CHECK,
         )
         found = {"our loop": here}
