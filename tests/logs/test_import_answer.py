@@ -493,7 +493,7 @@ def page(*bodies: bytes, status: int = 200, kind: str = "text/plain") -> Iterato
 def test_a_page_reads_like_its_file(text: str) -> None:
     with page(text.encode()) as url:
         found = import_files([Source.of(url)])
-        assert json.loads(specctl("import", url, "--json").out) == found
+        assert json.loads(specctl("import", url, "--json").out) == {"kind": "import", **found}
     assert found["models"] == imported(text)["models"]
 
 
