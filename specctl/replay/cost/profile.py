@@ -381,4 +381,5 @@ def render(model: TableCost) -> list[Any]:
             for name, cost in model.deciders.items()
         ),
         *check_lines(model),
+        *(["No verdict rests on it without --force."] if model.failed_check else []),
     ]

@@ -201,6 +201,13 @@ class TuneResult(TuneVerdict, TraceFacts):
     for_engine: str | None = None  # engine of the searched policies; None for our own loop
     fits: tuple[FitOutcome, ...] | None = None  # of `fit auto`
 
+    def sentence(self) -> str:
+        """The verdict, with the error of a clock that failed its own check."""
+        if self.check_error is None:
+            return super().sentence()
+        off = f"The clock was off by {self.check_error:+.0%} in its own check."
+        return f"{super().sentence()} {off}"
+
     def reasons(self) -> Iterator[str]:
         """The verdict's reasons, and the source of its times."""
         searched = any(one.policy not in (self.baseline, PLAIN) for one in self.policies)
