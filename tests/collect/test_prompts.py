@@ -11,6 +11,7 @@ import os
 import re
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,8 @@ from specctl.errors import PromptError, PromptLineError
 from specctl.runtime.config import DecodingConfig, PromptFormat
 from specctl.runtime.conversations import conversation_ids
 from specctl.stats import split_prompts
+
+gzipped = partial(gzip.compress, mtime=0)  # tests are named by these bytes
 
 
 def write(folder: Path, *rows: Any, name: str = "prompts.jsonl") -> Path:
@@ -342,10 +345,10 @@ FILES: list[tuple[str, bytes, list[tuple[str, ...]]]] = [
     ("a.jsonl", TWO.decode().encode("utf-16"), AB),
     ("a.jsonl", b'"a"\n"b"\n', AB),
     ("a.jsonl", b'[{"role": "user", "content": "a"}]\n[{"role": "user", "content": "b"}]\n', AB),
-    ("a.jsonl.gz", gzip.compress(TWO), AB),
+    ("a.jsonl.gz", gzipped(TWO), AB),
     ("a.jsonl.bz2", bz2.compress(TWO), AB),
     ("a.csv.xz", lzma.compress(CSV), TABLE),
-    ("parts.jsonl.gz", gzip.compress(TWO[:16]) + gzip.compress(TWO[16:]), AB),
+    ("parts.jsonl.gz", gzipped(TWO[:16]) + gzipped(TWO[16:]), AB),
     ("old Mac.jsonl", TWO.replace(b"\n", b"\r"), AB),
     ("cut.jsonl", TWO + b"\0" * 99, AB),
     ("no name", TWO, AB),
@@ -363,7 +366,7 @@ FILES: list[tuple[str, bytes, list[tuple[str, ...]]]] = [
     ("a.csv", CSV, TABLE),
     ("a.csv", b"\xef\xbb\xbf" + CSV.replace(b"\n", b"\r\n"),
      [TABLE[0], (TABLE[1][0].replace("and\n", "and\r\n"),)]),
-    ("a.csv.gz", gzip.compress(CSV), TABLE),
+    ("a.csv.gz", gzipped(CSV), TABLE),
     ("a.csv", CSV.decode().encode("utf-16"), TABLE),
     ("excel.csv", b"Prompt;Category\na;x\nb;y\n", AB),
     ("a.tsv", b"prompt\tid\na\t1\nb\t2\n", AB),
@@ -432,13 +435,13 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("a.xlsx", b"PK\x03\x04 and more", "is a zip archive or a spreadsheet; unpack it, or"),
     ("a.jsonl.zst", b"\x28\xb5\x2f\xfd and more", "is compressed by zstd; decompress it"),
     ("a.arrow", b"ARROW1\0\0", "is an Arrow file; write it as Parquet"),
-    ("a.jsonl.gz", gzip.compress(gzip.compress(TWO)), "is compressed by gzip twice; decompress it"),
+    ("a.jsonl.gz", gzipped(gzipped(TWO)), "is compressed by gzip twice; decompress it"),
     ("clone.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "; .*lfs pull"),
     ("page.jsonl", b"<!DOCTYPE html>\n<html>\n", "is a web page; download the file that it shows"),
     ("no mark.jsonl", TWO.decode().encode("utf-16-le"), "bytes 0 in .*or save it as UTF-8"),
-    ("cut.jsonl.gz", gzip.compress(TWO)[:-9], "is compressed, and damaged or cut off"),
+    ("cut.jsonl.gz", gzipped(TWO)[:-9], "is compressed, and damaged or cut off"),
     ("cut.jsonl.xz", lzma.compress(TWO)[:-9], "is compressed, and damaged or cut off"),
-    ("bad.jsonl.gz", gzip.compress(TWO)[:10] + b"\xff" * 30, "is compressed, and damaged"),
+    ("bad.jsonl.gz", gzipped(TWO)[:10] + b"\xff" * 30, "is compressed, and damaged"),
     ("a.jsonl", b"\xff\xfe\x00", "begins as UTF-16 and goes on otherwise"),
 ]  # fmt: skip
 
