@@ -62,7 +62,7 @@ def test_team_registry(tmp_path: Path) -> None:
     pulled, second = (load_artifact(tmp_path / "out" / name) for name in ("pulled", "second"))
     assert pulled.digest == second.digest
     assert "no damage" in printed
-    assert re.findall("^kind: (.+)$", printed, re.MULTILINE)[-1] == "rollback"
+    assert re.search(r"^\d+ +rollback +prod ", printed, re.MULTILINE)
     first, unmoved = (load_artifact(tmp_path / "out" / name) for name in ("first", "unmoved"))
     assert unmoved.digest == first.digest
     assert "already there, v1: " in printed
