@@ -236,7 +236,10 @@ def test_a_longer_chain_than_the_block_is_noted() -> None:
         ({"rejection_sample_method": "block"}, "rejection_sample_method"),
         ({"rejection_sample_method": "fly"}, "rejection_sample_method"),
         ({"fly_window_size": 3}, "fly_window_size of vLLM changes what is drafted or accepted"),
-        ({"rejection_sample_method": "synthetic"}, "synthetic makes acceptances up"),
+        (
+            {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5]},
+            "synthetic makes acceptances up",
+        ),
         ({"no_such_key": 1}, "no_such_key"),
     ],
 )
