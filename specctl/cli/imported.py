@@ -30,9 +30,10 @@ def describe_summary(summary: dict[str, Any]) -> list[Any]:
         if figures["by_context"]:
             parts.append(_by_context(figures))
         parts.append(unknown)
-    parts += summary.get("comparison", [])
+    parts += [*summary.get("taken", []), *summary.get("comparison", [])]
+    timed = summary.get("for_clock", [])
     parts += [
-        f"{name}: without drafts; read for the time of its steps."
+        f"{name}: without drafts" + ("; read for the time of its steps." if name in timed else ".")
         for name in summary.get("without_drafts", [])
     ]
     left_out = [

@@ -8,6 +8,7 @@ from typing import Any
 from specctl.errors import InputError
 from specctl.formatting import listed
 from specctl.logs.advice import Advice, change_words, explain
+from specctl.logs.comparing import refuse_repeats, servers
 from specctl.logs.foreign import foreign
 from specctl.logs.llamacpp_log import LlamacppLog, answers
 from specctl.logs.metric_figures import figures_by_model
@@ -88,8 +89,16 @@ def import_files(
         is_plain = has_drafts and log.plain and not log.left_out
         if log.settings.get("synthetic") or not (log.intervals or is_plain):
             raise log.refusal()
-    own = own_advices(logs, batch_sizes) if advice is None else {}
-    return _explained(_of_logs(logs), advice, own)
+    refuse_repeats(logs)
+    if advice is not None:
+        return _explained(_of_logs(logs), advice)
+    together, taken = servers(logs)
+    own = own_advices(together, batch_sizes)
+    summary = _explained(_of_logs(logs), None, own)
+    timed = {log.name for server in together if server[0].name in own for log in server}
+    plain = [name for name in summary["without_drafts"] if name in timed]
+    for_clock = [*summary.get("for_clock", ()), *plain]
+    return {**summary, "for_clock": for_clock, "taken": taken}
 
 
 def _of_scrapes(scrapes: Sequence[Scrape]) -> dict[str, Any]:

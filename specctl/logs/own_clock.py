@@ -39,23 +39,15 @@ def _steps(log: ServerLog) -> list[tuple[float, float, float]]:
     ]
 
 
-def own_advices(logs: Sequence[ServerLog], batch_sizes: Sequence[int]) -> dict[str, Advice]:
-    """Advice by name of a log with drafts: one for all logs of a drafter, as their start names it.
-
-    Logs without drafts count for every drafter.
-    """
+def own_advices(
+    servers: Sequence[Sequence[ServerLog]], batch_sizes: Sequence[int]
+) -> dict[str, Advice]:
+    """Advice by name of a log with drafts: one for all logs of a server and drafter."""
     found: dict[str, Advice] = {}
-    drafters: dict[tuple[str, ...], list[ServerLog]] = {}
-    for log in logs:
-        if log.intervals:
-            methods = log.settings.get("method") or log.settings.get("method argument") or []
-            own = (*methods, *log.settings.get("drafter", ()))
-            drafters.setdefault(own, []).append(log)
-    plain = [step for log in logs if not log.intervals for step in _steps(log)]
-    for together in drafters.values():
+    for together in servers:
         steps = [step for log in together for step in _steps(log)]
-        if advice := _advice([*plain, *steps], batch_sizes):
-            found |= dict.fromkeys([log.name for log in together], advice)
+        if advice := _advice(steps, batch_sizes):
+            found |= {log.name: advice for log in together if log.intervals}
     return found
 
 

@@ -341,11 +341,58 @@ def test_the_own_clock_s_error() -> None:
 def test_logs_that_are_no_clock() -> None:
     one, short = timed_vllm(4, LOADS), timed_vllm(2, LOADS[:3])
     apart = timed_vllm(2, [64, 80, 96, 99])
-    for texts in ((one,), (one, one), (one, short), (one, apart), (one, "\n".join(vllm_log()))):
+    for texts in ((one,), (one, short), (one, apart), (one, "\n".join(vllm_log()))):
         sources = [Source(str(n), text.encode()) for n, text in enumerate(texts)]
         found = import_files(sources, None, (1, 8))
         for own in found.get("models", {"": found}).values():
             assert own["best_lengths"] is None
+
+
+START = (
+    "(EngineCore pid=9) INFO 11-24 05:00:00 [core.py:113] Initializing a V1 LLM engine (v0.33.0) "
+    "with config: model='small', speculative_config=SpeculativeConfig(method='eagle3', "
+    "model='head', num_spec_tokens=4), dtype=torch.bfloat16\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("length", "start", "is_one", "says"),
+    [
+        (2, START, True, ""),
+        (2, START.replace("'small'", "'large'"), False, "has the model large and 4 small: their"),
+        (2, START.replace("0.33", "0.32"), False, "has the version 0.32.0 and 4 0.33.0: their"),
+        (2, START.replace("'eagle3'", "'mtp'"), False, "has the method mtp and 4 eagle3: their"),
+        (2, START.replace("'head'", "'other'"), False, "has the drafter other and 4 head: their"),
+        (2, "", True, "2 does not name its model, version, method and drafter: taken as of the "),
+        (0, "", True, "0 does not name its model and version: taken as of the server of 4"),
+        (0, START.replace("'small'", "'large'"), False, "has the model large and 4 small: their"),
+    ],
+)
+def test_logs_of_one_server(length: int, start: str, says: str, *, is_one: bool) -> None:
+    """As their start lines say; one without them is joined where nothing contradicts."""
+    texts = {"4": START + timed_vllm(4, LOADS), str(length): start + timed_vllm(length, LOADS)}
+    found = import_files([Source(name, text.encode()) for name, text in texts.items()])
+    assert (found.get("models", {"4": found})["4"]["best_lengths"] is not None) == is_one
+    assert says in " ".join(found["taken"])
+    assert bool(found["taken"]) == bool(says)
+
+
+@pytest.mark.parametrize("length", [0, 2])
+def test_a_log_that_may_be_of_two_servers_is_joined_to_none(length: int) -> None:
+    texts = {
+        "a": START + timed_vllm(4, LOADS),
+        "b": START.replace("small", "large") + timed_vllm(3, LOADS),
+        "c": timed_vllm(length, LOADS),
+    }
+    found = import_files([Source(name, text.encode()) for name, text in texts.items()])
+    assert "c may be of the server of a or b, and is joined to none" in found["taken"][-1]
+    assert not any(own["best_lengths"] for own in found["models"].values())
+
+
+def test_a_log_given_twice() -> None:
+    texts = [timed_vllm(4, LOADS), timed_vllm(4, LOADS)]
+    with pytest.raises(InputError, match="1 has the lines of 0 again; give each log once"):
+        import_files([Source(str(n), text.encode()) for n, text in enumerate(texts)])
 
 
 def test_a_log_without_drafts_beside_one_of_sglang() -> None:
@@ -372,7 +419,7 @@ def test_two_logs_are_compared() -> None:
     texts = ["\n".join(vllm_log(rounds)) for rounds in (before, after)]
     [line] = imported(*texts)["comparison"]
     assert "τ 2.25 against 2.75, a fall: -0.50, 95% interval" in line
-    [line] = imported(texts[0], texts[0])["comparison"]
+    [line] = imported(texts[0], "\n".join(vllm_log(before[::-1])))["comparison"]
     assert "no difference beyond chance" in line
     [line] = imported(*("\n".join(vllm_log(rounds[:3])) for rounds in (before, after)))[
         "comparison"
