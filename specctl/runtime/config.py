@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.records import PositiveInt, Record, option
+from specctl.runtime.identity import Dtype, check_device, check_model
 
 if TYPE_CHECKING:
     from specctl.runtime.conversations import DecodeSettings
@@ -21,8 +22,6 @@ Decisions = Literal["auto", "fused", "torch", "onnx"]
 All decide alike; docs/artifact-format.md states how exactly.
 """
 
-
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PromptFormat = Literal["auto", "text"]
 """Format of prompt files: found by their content, or text, of which each line is a prompt."""
 
@@ -52,8 +51,6 @@ class ModelsConfig(Record):
 
     def check(self) -> None:
         """Rejects unknown devices and models before anything is loaded."""
-        from specctl.runtime.identity import check_device, check_model
-
         check_device(self.device)
         for name in (self.target, *([self.drafter] if self.drafter != "none" else [])):
             check_model(name)

@@ -16,7 +16,7 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.embedded import embedded_path
 from specctl.errors import ModelError, UsageError, did_you_mean, reason_of
@@ -24,6 +24,8 @@ from specctl.runtime.gguf import is_gguf, read_fields, tokenizer_of
 
 if TYPE_CHECKING:
     import torch
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 _HUB_WORD = r"\w(?:[\w.-]{0,94}\w)?"
 _HUB_ID = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_HUB_WORD}(?:/{_HUB_WORD})?")

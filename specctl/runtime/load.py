@@ -26,11 +26,11 @@ from specctl.errors import (
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.checkpoints import WORDS, kind_of
-from specctl.runtime.config import Dtype
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
 from specctl.runtime.eagle3 import load_eagle3
 from specctl.runtime.gguf import check_loads, is_gguf, read_fields
 from specctl.runtime.identity import (
+    Dtype,
     check_device,
     config_digest,
     first_line,
@@ -106,7 +106,7 @@ def load_pair(
             tokenizer, `embedded` (the head), `embedded:small`, or None.
         device: `auto` (CUDA if present), `cpu`, `cuda`, `cuda:1`; or `cuda:0,cuda:1`, which spreads
             the target's layers and puts all else on the first.
-        dtype: `auto` (float32 on the CPU, bfloat16 on CUDA) or another of `config.Dtype`.
+        dtype: `auto` (float32 on the CPU, bfloat16 on CUDA) or another of `identity.Dtype`.
 
     Raises:
         ModelError, UsageError: see `specctl.errors`.

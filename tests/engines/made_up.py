@@ -18,6 +18,10 @@ from specctl.engines import register
 from specctl.engines.vllm_tracing import PLAIN
 
 K, VOCAB_SIZE = 2, 16
+OF_VLLM = (
+    "torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy", "pydantic",
+)  # fmt: skip
+"""vLLM's own requirements, of which the plugin needs these too (`test_vllm_wheel.py`)."""
 
 
 def request(**more: Any) -> SimpleNamespace:

@@ -20,13 +20,9 @@ from specctl.policy import FfnScorer, Policy, ScoredTree
 from specctl.registry.opening import init_registry
 from specctl.registry.publishing import Writer, promote, push, read_package
 from specctl.registry.trust import Trust, TrustedKey
-from tests.engines.made_up import K, models
+from tests.engines.made_up import OF_VLLM, K, models
 from tests.hidden import ROOT, all_but, hide, python
 
-OF_VLLM = (
-    "torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy", "pydantic",
-)  # fmt: skip
-"""vLLM's own requirements, of which the plugin needs these too (`test_vllm_wheel.py`)."""
 SERVE = """
 from tests.engines.made_up import serve
 session = serve()

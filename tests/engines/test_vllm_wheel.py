@@ -25,7 +25,7 @@ from specctl.engines.vllm_flags import NOT_READ, PASSED_OVER, UNTIL_0_32, VllmCo
 from specctl.policy import ChainSchedule
 from specctl.runtime.words import resolve_policy
 from tests.engines.exports import AS_IT_IS, RANGES, exported
-from tests.engines.test_plugin_packages import OF_VLLM
+from tests.engines.made_up import OF_VLLM
 from tests.logs.import_cases import imported, vllm_log
 
 Code = Callable[[str], str]
