@@ -134,7 +134,7 @@ def _timed_figure(figures: PolicyFigures, found: Interval, spec: str) -> str:
 SEQUENTIAL: Columns = {
     "calls": lambda f: _range(f, "calls", ".0f") or str(f.calls),
     "verified": lambda f: _range(f, "verified_tokens", ".0f") or str(f.verified_tokens),
-    "τ": lambda f: _range(f, "tokens_per_call", ".2f") or f.tau.text(".2f"),
+    "τ": lambda f: _range(f, "mean_acceptance_length", ".2f") or f.tau.text(".2f"),
     "calls ×": lambda f: _against(f, "calls", "calls", f.calls),
     "verified ×": lambda f: _against(f, "verified", "verified_tokens", f.verified_tokens),
     "tokens/s": lambda f: _timed_figure(f, f.ratios["tokens_per_s"], ".0f"),

@@ -40,6 +40,9 @@ class RequestBounds:
     calls_high: Floats
     verified_low: Floats
     verified_high: Floats
+    # of the accepted tokens and the bonus, those past the text's end
+    past_end_low: Floats
+    past_end_high: Floats
 
 
 @dataclass(frozen=True)
@@ -220,18 +223,27 @@ def _walk_bounds(
     first, is_certain = positions.start[:-1], bool((low == high).all())
 
     def total(cost: Any, sign: int) -> Floats:
-        """`[Q]` least (sign 1) or most (-1) sum of a cost `[R]` over rounds."""
+        """`[Q]` least (sign 1) or most (-1) sum over rounds of a cost `[R, K]`."""
         if is_certain:
-            return np.add.reduceat(np.where(visited, cost, 0.0), first)
-        return sign * least_cost(positions, sign * cost[:, None], low + 1, high + 1)[0][first]
+            return np.add.reduceat(np.where(visited, cost[:, 0], 0.0), first)
+        return sign * least_cost(positions, sign * cost, low + 1, high + 1)[0][first]
 
     at_least = at_most = outcomes.verified
     if (missing := outcomes.missing > 0).any():
         at_most = np.where(missing, max_tokens, at_most)
         if not shape_family(policy.shape).is_ranked(policy.shape):
             at_least = np.where(missing, 1, at_least)
-    calls = np.ones(positions.num_rows)
-    return RequestBounds(total(calls, 1), total(calls, -1), total(at_least, 1), total(at_most, -1))
+    calls = np.ones((positions.num_rows, 1))
+    emitted = low[:, None] + 1 + np.arange(int((high - low).max(initial=0)) + 1)
+    past_end = np.maximum(emitted - positions.remaining[:, None], 0)
+    return RequestBounds(
+        total(calls, 1),
+        total(calls, -1),
+        total(at_least[:, None], 1),
+        total(at_most[:, None], -1),
+        total(past_end, 1),
+        total(past_end, -1),
+    )
 
 
 def _online_bounds(
@@ -262,9 +274,12 @@ def _online_bounds(
         return np.bincount(request, values, positions.num_requests).astype(np.float64)
 
     one = np.ones(len(request))
+    past_end = np.maximum(outcomes.accepted + 1 - left, 0)
     return RequestBounds(
         totals(one, np.ceil(left / (rule.max_depth + 1))),
         totals(one, left),
         totals(outcomes.verified, left),
         totals(most_verified, left * rule.max_tokens),
+        totals(past_end, np.zeros(len(request))),
+        totals(past_end, one),  # a round accepts no token past the end: the bonus alone
     )

@@ -166,9 +166,10 @@ def _figures(
 
 
 def _bounds(total: Totals) -> dict[str, Bound]:
-    tokens, low, high = total["tokens"], total["calls_low"], total["calls_high"]
+    low, high = total["calls_low"], total["calls_high"]
+    fewest, most = (total["tokens"] + total[f"past_end_{end}"] for end in ("low", "high"))
     return {
         "calls": Bound(low=low, high=high),
         "verified_tokens": Bound(low=total["verified_low"], high=total["verified_high"]),
-        "tokens_per_call": Bound(low=tokens / high, high=tokens / low),
+        "mean_acceptance_length": Bound(low=fewest / high, high=most / low),
     }

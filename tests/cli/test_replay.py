@@ -49,7 +49,7 @@ def test_what_the_log_lacks_is_said(dense: Path) -> None:
     _, deep = replayed(dense, *options)["policies"]
     found = passes("replay", dense, *options, "--wide").out
     [row] = [line for line in found.splitlines() if "eagle2:8x3/12*" in line]
-    calls, tau = (deep["pooled"]["bounds"][name] for name in ("calls", "tokens_per_call"))
+    calls, tau = (deep["pooled"]["bounds"][name] for name in ("calls", "mean_acceptance_length"))
     assert f" {calls['low']:.0f} to {calls['high']:.0f} " in row
     assert f" {tau['low']:.2f} to {tau['high']:.2f} " in row
     assert f"12: {deep['pooled']['censored_share']:.1%} of its rounds leave the log" in found

@@ -236,7 +236,7 @@ def test_the_command_writes_it_and_measures_nothing(tmp_path: Path) -> None:
     found = json.loads(passes("profile", "--from", root, "-o", out, "--json").out)
     model = load_cost_model(out)
     assert found == {"out": str(out), "digest": model.digest, **model.model_dump(mode="json")}
-    shown = " ".join(passes("profile", "--from", root, "-o", out).out.split())
+    shown = " ".join(passes("profile", "--from", root, "-o", out, "--wide").out.split())
     assert "vllm 0.32.0" in shown
     assert "80 steps, 8 with prompts, 0 stalls" in shown
     for given in (("--quick",), ("--batch-sizes", "1,2"), ("--device", "cpu")):

@@ -90,7 +90,7 @@ def test_what_is_not_one_json_value_is_refused(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(InputError, match=r"cost\.json"):
             load_cost_model(path)
-    with pytest.raises(InputError, match="no such file or folder"):
+    with pytest.raises(InputError, match="is no file, and none of the named clocks"):
         load_cost_model(tmp_path / "none.json")
     with pytest.raises(InputError, match="cannot be read: a folder"):
         load_cost_model(tmp_path)

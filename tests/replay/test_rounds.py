@@ -97,6 +97,14 @@ def test_bounds_hold_whatever_the_log_lacks(log: DenseLog, name: str, depth: int
         assert (low <= truth).all()
         assert (truth <= high).all()
         assert (low < high).any()
+    policy = Policy(shape=ASKING[name])
+    held, ranged = (
+        score([name], [policy], [sums_to_score(run)])[0].pooled for run in (whole, part)
+    )
+    bound = held.bounds["mean_acceptance_length"]
+    assert (bound.low, bound.high) == pytest.approx((held.tau.value,) * 2), "one formula"
+    bound = ranged.bounds["mean_acceptance_length"]
+    assert bound.low <= held.tau.value <= bound.high
 
 
 def test_a_policy_wider_than_the_log_is_marked(log: DenseLog) -> None:

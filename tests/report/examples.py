@@ -63,7 +63,7 @@ def around(value: float, apart: float = 0.1) -> Interval:
     return Interval(value, value - apart, value + apart)
 
 
-BOUNDED = ("calls", "verified_tokens", "tokens_per_call")
+BOUNDED = ("calls", "verified_tokens", "mean_acceptance_length")
 
 
 def replay_results(*, timed: bool = True, label: str = "eagle2") -> ReplayScores:
