@@ -6,17 +6,24 @@ agree in all of these. A log without start lines is taken as of the only server 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from specctl.errors import InputError
 from specctl.formatting import listed
+from specctl.logs.advice import change_words
 from specctl.logs.server_log import Interval, ServerLog
 from specctl.logs.sources import Spot
+from specctl.stats import MIN_PROMPTS
 
 _OF_SERVER = ("model", "version")
 _OF_DRAFTS = (*_OF_SERVER, "method", "method argument", "drafter", "drafter argument")
+_DATE, _DAY = re.compile(r"\d{4}-\d\d-\d\d[T ]"), re.compile(r"\d\d-\d\d ")
+_HALF_A_YEAR = 6  # months
 _PLAIN = Interval(Spot("", 0), "", "", num_draft_tokens=0)
 
 
@@ -78,3 +85,86 @@ def refuse_repeats(logs: Sequence[ServerLog]) -> None:
             raise InputError(
                 f"{log.name} has the lines of {other.name} again", hint="give each log once"
             )
+
+
+# --------------------------------------------------------------------------- what changed
+
+
+def compared(
+    models: Mapping[str, dict[str, Any]], lines: Mapping[str, Sequence[Interval]]
+) -> list[str]:
+    """A sentence on τ and tokens/s of two logs or runs of one draft length, the later against the
+    earlier, given figures and intervals by name."""
+    lengths = {
+        own.get("num_draft_tokens_per_round") or len(own.get("marginal_prob", ()))
+        for own in models.values()
+    }
+    if len(models) != 2 or len(lengths) > 1 or not all(lengths):
+        return []
+    earlier, later = _by_time({name: str(own["from"] or "") for name, own in models.items()})
+    before, after = (
+        models[name].get("mean_acceptance_length") or models[name]["mean_of_interval_means"]
+        for name in (earlier, later)
+    )
+    moved = _change(models[earlier]["mean_interval"], models[later]["mean_interval"])
+    return [
+        f"{later} against {earlier}: τ {after:.2f} against {before:.2f}, {change_words(moved)}. "
+        + _speed_words(lines[earlier], lines[later])
+    ]
+
+
+def _by_time(starts: Mapping[str, str]) -> list[str]:
+    """Two names, the earlier first, as given where their times do not tell.
+
+    vLLM's times have no year: of 12-31 and 01-01, the first is the earlier.
+    """
+    names, times = list(starts), list(starts.values())
+    if all(_DAY.match(time) for time in times):
+        months = [int(time[:2]) for time in times]
+        is_swapped = (times[1] < times[0]) != (abs(months[0] - months[1]) > _HALF_A_YEAR)
+    else:
+        is_swapped = all(_DATE.match(time) for time in times) and times[1] < times[0]
+    return names[::-1] if is_swapped else names
+
+
+def _change(before: list[float] | None, after: list[float] | None) -> list[float] | None:
+    """The 95% interval of the difference of two means with these intervals."""
+    if before is None or after is None:
+        return None
+    middle = (sum(after) - sum(before)) / 2
+    half = float(np.hypot(after[1] - after[0], before[1] - before[0])) / 2
+    return [middle - half, middle + half]
+
+
+def _speed_words(before: Sequence[Interval], after: Sequence[Interval]) -> str:
+    """A sentence on the ratio of tokens/s at like loads, with its 95% interval.
+
+    The logarithm of a line's tokens/s is fitted by a parabola in that of its running requests, and
+    a step from one log to the other.
+    """
+    rows = np.array(
+        [
+            (side, np.log(one.num_running), np.log(one.tokens_per_s))
+            for side, lines in enumerate((before, after))
+            for one in lines
+            if one.num_running and one.tokens_per_s
+        ],
+        float,
+    ).reshape(-1, 3)
+    sides = [rows[rows[:, 0] == side] for side in (0, 1)]
+    unknown = f"Speed was not compared: fewer than {MIN_PROMPTS} lines of each have a throughput"
+    if not all(map(len, sides)):
+        return f"{unknown}."
+    least, most = max(own[:, 1].min() for own in sides), min(own[:, 1].max() for own in sides)
+    side, load, speed = rows[(least <= rows[:, 1]) & (rows[:, 1] <= most)].T
+    if min((side == 0).sum(), (side == 1).sum()) < MIN_PROMPTS:
+        return f"{unknown} at the same loads."
+    terms = np.stack([side, np.ones_like(load), load, load**2], -1)
+    inverse = np.linalg.pinv(terms)
+    fit = inverse @ speed
+    spread = (inverse[0] * (speed - terms @ fit)) @ (inverse[0] * (speed - terms @ fit))
+    spread *= len(speed) / (len(speed) - np.linalg.matrix_rank(terms))
+    ratio, low, high = np.exp(fit[0] + np.array([0, -1.96, 1.96]) * np.sqrt(spread))
+    loads = " to ".join(dict.fromkeys(f"{np.exp(end):.0f}" for end in (least, most)))
+    verdict = "slower" if high < 1 else "faster" if low > 1 else "no difference beyond chance"
+    return f"Tokens/s at {loads} requests: x {ratio:.2f} [{low:.2f}, {high:.2f}], {verdict}."

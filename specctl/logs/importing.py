@@ -7,15 +7,15 @@ from typing import Any
 
 from specctl.errors import InputError
 from specctl.formatting import listed
-from specctl.logs.advice import Advice, change_words, explain
-from specctl.logs.comparing import refuse_repeats, servers
+from specctl.logs.advice import Advice, explain
+from specctl.logs.comparing import compared, refuse_repeats, servers
 from specctl.logs.foreign import foreign
 from specctl.logs.llamacpp_log import LlamacppLog, answers
 from specctl.logs.metric_figures import figures_by_model
 from specctl.logs.own_clock import own_advices
-from specctl.logs.pooling import change, grouped, pooled
+from specctl.logs.pooling import grouped, pooled
 from specctl.logs.scrapes import Scrape, json_records, json_scrapes
-from specctl.logs.server_log import ENGINES, ServerLog
+from specctl.logs.server_log import ENGINES, Interval, ServerLog
 from specctl.logs.sglang_log import SglangLog
 from specctl.logs.sources import Source, text_lines
 from specctl.logs.vllm_log import VllmLog
@@ -123,12 +123,14 @@ def _of_scrapes(scrapes: Sequence[Scrape]) -> dict[str, Any]:
 def _of_logs(logs: Sequence[ServerLog]) -> dict[str, Any]:
     engine, names = logs[0].engine, [log.name for log in logs]
     models: dict[str, dict[str, Any]] = {}
+    lines: dict[str, list[Interval]] = {}
     for log in logs:
         groups = grouped(log)
         for name, intervals in groups.items():
             of_log = [log.name] if len(logs) > 1 else []
             label = ", ".join([*of_log, *([name] if len(groups) > 1 or not of_log else [])])
-            said = {"source": log.name, "settings": log.settings}
+            said = {"source": log.name, "settings": log.settings_of(intervals)}
+            lines[label] = intervals
             models[label] = {**said, **pooled(log, intervals)}
     summary: dict[str, Any] = {
         "format": f"{engine}-{logs[0].form}",
@@ -143,24 +145,7 @@ def _of_logs(logs: Sequence[ServerLog]) -> dict[str, Any]:
     }
     if len(models) == 1:
         return {**next(iter(models.values())), **summary}
-    return {**summary, "models": models, "comparison": _compared(models)}
-
-
-def _compared(models: dict[str, dict[str, Any]]) -> list[str]:
-    """A sentence on the means of two logs or runs of one draft length."""
-    lengths = {
-        own.get("num_draft_tokens_per_round") or len(own.get("marginal_prob", ()))
-        for own in models.values()
-    }
-    if len(models) != 2 or len(lengths) > 1 or not all(lengths):
-        return []
-    before, after = (
-        own.get("mean_acceptance_length") or own["mean_of_interval_means"]
-        for own in models.values()
-    )
-    moved = change(*(own["mean_interval"] for own in models.values()))
-    one, other = models
-    return [f"{other} against {one}: τ {after:.2f} against {before:.2f}, {change_words(moved)}."]
+    return {**summary, "models": models, "comparison": compared(models, lines)}
 
 
 def _explained(

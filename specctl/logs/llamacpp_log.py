@@ -140,9 +140,9 @@ class LlamacppLog:
             if "draft" not in line.mark:
                 self.log.start(line.process)
             named = "drafter" if "draft" in line.mark else "model"
-            self.log.set(named, line.text.partition("'")[0])
+            self.log.set(named, line.text.partition("'")[0], line.process)
         elif line.mark.startswith("synthetic"):
-            self.log.set("synthetic", "--spec-synth-rates and --spec-synth-len")
+            self.log.set("synthetic", "--spec-synth-rates and --spec-synth-len", line.process)
 
     def close(self) -> ServerLog:
         for request in self._requests:

@@ -182,15 +182,6 @@ def _mean(intervals: Sequence[Interval]) -> tuple[float, list[float] | None]:
     return float(found.value), None if np.isnan(found.low) else [found.low, found.high]
 
 
-def change(before: list[float] | None, after: list[float] | None) -> list[float] | None:
-    """The 95% interval of the difference of two means with these intervals."""
-    if before is None or after is None:
-        return None
-    middle = (sum(after) - sum(before)) / 2
-    half = float(np.hypot(after[1] - after[0], before[1] - before[0])) / 2
-    return [middle - half, middle + half]
-
-
 def over_time(intervals: Sequence[Interval]) -> dict[str, Any] | None:
     """Means of parts in order and of both halves, and the share of orders of the parts whose halves
     differ by as much; None for fewer than four intervals."""

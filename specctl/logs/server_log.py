@@ -71,6 +71,8 @@ class ServerLog:
     first_left_out: dict[str, Spot] = field(default_factory=dict)
     has_lines: bool = False  # of the engine at work, with or without drafts
     plain: list[tuple[int, float]] = field(default_factory=list)  # running requests, tokens/s
+    _said: dict[str, dict[str, str]] = field(default_factory=dict)  # last values, by process
+    _of_run: dict[str, dict[str, str]] = field(default_factory=dict)
     _starts: Counter[str] = field(default_factory=Counter)
     _running: set[str] = field(default_factory=set)
     _added: set[tuple[str, ...]] = field(default_factory=set)
@@ -84,12 +86,30 @@ class ServerLog:
         for rank in [one for one in self._running if belongs(one, process)]:
             self._starts[rank] += 1
             self._running.discard(rank)
+            self._said = {name: of for name, of in self._said.items() if not belongs(rank, name)}
 
     def run(self, process: str) -> str:
         """The name of a process' run, now that it prints a line."""
-        self._running.add(process)
         starts = self._starts[process]
-        return f"{process or 'the server'}, start {starts + 1}" if starts else process
+        run = f"{process or 'the server'}, start {starts + 1}" if starts else process
+        if process not in self._running:
+            self._running.add(process)
+            for name, said in self._said.items():
+                if belongs(process, name):
+                    self._of_run.setdefault(run, {}).update(said)
+        return run
+
+    def settings_of(self, intervals: Sequence[Interval]) -> dict[str, list[str]]:
+        """What the log says of all its runs, or else of those of these intervals."""
+        runs = [
+            self._of_run.get(run, {}) for run in dict.fromkeys(one.process for one in intervals)
+        ]
+        return {
+            name: values
+            if len(values) == 1
+            else [value for value in values if any(run.get(name) == value for run in runs)]
+            for name, values in self.settings.items()
+        }
 
     def add(self, spot: Spot, found: Interval | str, *identity: str) -> None:
         """Adds what a line holds, or the reason why it is left out.
@@ -107,7 +127,9 @@ class ServerLog:
         self._added.add(key)
         self.intervals.append(found)
 
-    def set(self, name: str, value: str) -> None:
+    def set(self, name: str, value: str, process: str) -> None:
+        """Notes what a start line of a process, or of all, says."""
+        self._said.setdefault(process, {})[name] = value
         values = self.settings.setdefault(name, [])
         if value not in values:
             values.append(value)
@@ -191,7 +213,7 @@ def rounds_of(
 
     def fits(num_rounds: int) -> bool:
         counts = [round(rate * num_rounds) for rate in rates]
-        off = abs(sum(counts) - accepted)
+        off = abs(sum(rates) * num_rounds - accepted)
         return (
             abs(1 + accepted / num_rounds - mean) <= MEAN_ERROR
             and off <= RATE_ERROR * num_rounds * len(counts)

@@ -63,12 +63,12 @@ class SglangLog:
             arguments = dict(_ARGUMENT.findall(line.text))
             self._arguments[line.process] = arguments
             for name, path in _PATH.findall(line.text):
-                self.log.set("model" if name == "model_path" else "drafter", path)
+                self.log.set("model" if name == "model_path" else "drafter", path, line.process)
             algorithm = arguments.get("speculative_algorithm")
             if algorithm is not None:
-                self.log.set("speculation", "off" if algorithm == "None" else "on")
+                self.log.set("speculation", "off" if algorithm == "None" else "on", line.process)
                 if algorithm != "None":
-                    self.log.set("method", algorithm)
+                    self.log.set("method", algorithm, line.process)
         elif line.mark == "Decode batch":
             self.log.has_lines = True
             if (found := self._interval(line)) is not None:

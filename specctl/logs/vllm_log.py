@@ -80,32 +80,33 @@ class VllmLog:
         elif mark == "DiffusionDecoding metrics:":
             self.log.leave_out(line.spot, "is of a diffusion model, which drafts nothing")
         elif mark.startswith(("vLLM", "▀▄▀", "Initializing")):
-            self.log.start(_CORE.sub("", line.process).strip())
+            process = _CORE.sub("", line.process).strip()
+            self.log.start(process)
             if version := _VERSION.match(line.text):
-                self.log.set("version", version[1].rstrip("."))
+                self.log.set("version", version[1].rstrip("."), process)
             if model := _MODEL.search(line.text):
-                self.log.set("model", model[1])
-            self._settings(line.text)
+                self.log.set("model", model[1], process)
+            self._settings(line.text, process)
         elif mark == "non-default args:":
-            self._settings(line.text)
+            self._settings(line.text, line.process)
 
     def close(self) -> ServerLog:
         return self.log
 
-    def _settings(self, text: str) -> None:
+    def _settings(self, text: str, process: str) -> None:
         if (found := _SPECULATIVE.search(text)) is None:
             return
         if found["none"]:
-            self.log.set("speculation", "off")
+            self.log.set("speculation", "off", process)
             return
-        self.log.set("speculation", "on")
+        self.log.set("speculation", "on", process)
         if "'synthetic'" in found[0]:
-            self.log.set("synthetic", "rejection_sample_method synthetic")
+            self.log.set("synthetic", "rejection_sample_method synthetic", process)
         # Arguments name a family of methods by other words than the configuration made of them.
         of = "" if found["old"] else " argument"
         names = {"method": f"method{of}", "model": f"drafter{of}"}
         for name, value in _SETTING.findall(found["old"] or found["new"]):
-            self.log.set(names.get(name, "num_draft_tokens"), value)
+            self.log.set(names.get(name, "num_draft_tokens"), value, process)
 
 
 def _interval(line: Line, run: str, load: tuple[int, float] | None) -> Interval | str:

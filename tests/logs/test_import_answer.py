@@ -427,6 +427,36 @@ def test_two_logs_are_compared() -> None:
     assert "too few lines" in line
 
 
+@pytest.mark.parametrize(
+    ("factor", "says"),
+    [(1.0, "x 1.00 ["), (1.2, "x 1.20 ["), (0.8, "x 0.80 [")],
+)
+def test_speed_is_compared_at_like_loads(factor: float, says: str) -> None:
+    """Also where one log ran at other loads beside."""
+    fast = lambda found: f"generation throughput: {float(found[1]) * factor:.1f}"  # noqa: E731
+    before = timed_vllm(4, (1, 1, 1, 1, *LOADS[2:], *LOADS[2:]))
+    after = timed_vllm(4, LOADS[2:] * 2).replace("11-24", "11-25")
+    after = re.sub(r"generation throughput: ([\d.]+)", fast, after)
+    [line] = imported(before, after)["comparison"]
+    assert f"Tokens/s at 4 to 32 requests: {says}" in line
+    assert ("slower" in line, "faster" in line) == (factor < 1, factor > 1)
+    for apart in (timed_vllm(4, [64, 80, 96, 99] * 3), re.sub("Running: ..*", "", after)):
+        [line] = imported(before, apart)["comparison"]
+        assert "Speed was not compared: fewer than 8 lines of each have a throughput" in line
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_swapped"),
+    [("11-24", "11-25", False), ("11-25", "11-24", True), ("12-31", "01-01", False)],
+)
+def test_the_later_log_is_compared_with_the_earlier(
+    first: str, second: str, *, is_swapped: bool
+) -> None:
+    texts = ["\n".join(vllm_log()).replace("11-24", day) for day in (first, second)]
+    [line] = imported(*texts)["comparison"]
+    assert line.startswith("0 against 1" if is_swapped else "1 against 0")
+
+
 # --------------------------------------------------------------------------- the command
 
 

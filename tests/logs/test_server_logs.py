@@ -6,14 +6,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specctl.errors import InputError
 from specctl.logs.acceptance_figures import chain_figures, mean_ranges
+from specctl.logs.server_log import rounds_of
 from tests.logs.import_cases import (
     ROUNDS,
     VLLM_START,
@@ -31,6 +34,16 @@ from tests.logs.import_cases import (
 )
 
 # --------------------------------------------------------------------------- rates
+
+
+@given(st.integers(1, 60_000), st.lists(st.floats(0, 1), min_size=1, max_size=7))
+@example(13_988, [10_498 / 13_988, 7_323 / 10_498])  # prints 0.751 and 0.524, at the edge of both
+def test_figures_at_the_edge_of_their_digits(num_rounds: int, shares: list[float]) -> None:
+    counts = [round(num_rounds * share) for share in accumulate(shares, mul)]
+    accepted, rates = sum(counts), [float(f"{count / num_rounds:.3f}") for count in counts]
+    mean = float(f"{1 + accepted / num_rounds:.2f}")
+    found = rounds_of(mean, accepted, num_rounds * len(counts), rates)
+    assert found == (num_rounds, True)
 
 
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=8).filter(lambda h: sum(h) > 0))
@@ -327,6 +340,9 @@ def test_runs_of_other_settings_are_not_pooled(
     names = [f", {run}", f", {run}, start 2"] if run else ["", ", the server, start 2"]
     assert [*found["models"]] == [f"3 draft tokens{name}" for name in names]
     assert len(found["comparison"]) == 1
+    settings = [own["settings"] for own in found["models"].values()]
+    assert settings[0] != settings[1]
+    assert all(len(values) == 1 for own in settings for values in own.values())
 
 
 def test_draft_lengths_are_not_pooled() -> None:
