@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specctl.errors import InputError
@@ -27,11 +27,13 @@ _SAMPLE = re.compile(
     r"\s+(?:=> *)?(?P<value>[^\s#]+)(?:\s+@?\[?-?[\d.eE+]+\]?)?\s*(?:#.*)?"
 )
 _NAME = re.compile(r"(?:ray_)?(vllm|sglang|llamacpp)[:_](\w+)")
+_START = "process_start_time_seconds"
 _METRIC = re.compile(
     r"\s*(?:[\w./\-]+:(?:\d+:)?\s*|\d+:\s*)?"  # of grep
-    r"(?P<sample>(?P<name>(?:ray_)?(?:vllm|sglang|llamacpp)[:_]\w+)(?:\{|\s+[\d.+\-=NnI]).*)"
+    rf"(?P<sample>(?P<name>(?:ray_)?(?:vllm|sglang|llamacpp)[:_]\w+|{_START})"
+    r"(?:\{|\s+[\d.+\-=NnI]).*)"
 )
-"""A sample of an engine."""
+"""A sample of an engine, or the start of its process."""
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name, as `vllm:spec_decode_num_drafts`, and labels."""
 
@@ -59,6 +61,7 @@ class Scrape:
     name: str
     samples: dict[Series, Sample]
     is_window: bool = False  # differences between two scrapes
+    starts: dict[Series, list[float]] = field(default_factory=dict)  # of processes, s
 
     @property
     def engine(self) -> str:
@@ -83,15 +86,20 @@ class Scrape:
     @classmethod
     def of(cls, name: str, samples: Iterable[Sample | None]) -> Scrape:
         found: dict[Series, Sample] = {}
+        starts: dict[Series, list[float]] = {}
         for sample in filter(None, samples):
-            earlier = found.setdefault((sample.name, sample.labels), sample)
+            series = sample.name, sample.labels
+            if sample.name == _START or sample.name.endswith("_created"):
+                starts.setdefault(series, []).append(sample.value)
+                continue
+            earlier = found.setdefault(series, sample)
             if earlier is not sample:
                 raise sample.spot.refuse(
                     f"{sample.name} of line {earlier.spot.number} again, so these are two scrapes",
                     "save each as a file; `specctl import BEFORE AFTER` gives what was counted "
                     "between them",
                 )
-        return cls(name, found)
+        return cls(name, found, starts=starts)
 
     def since(self, before: Scrape) -> Scrape:
         """The counts between an earlier scrape of the same servers and this one.
@@ -106,21 +114,35 @@ class Scrape:
                 "are not two scrapes of one server",
                 hint="give two scrapes of one server, the earlier one first",
             )
+        self._refuse_restart(before)
         counted = dict(self.samples)
         for key in sorted(here):
             new, old = self.samples[key], before.samples[key]
-            is_start = key[0].endswith("_created")
-            if new.value < old.value or (is_start and new.value != old.value):
+            if new.value < old.value:
                 raise InputError(
                     f"{_shown(key)} goes from {old.value:.10g} in {before.name} to "
-                    f"{new.value:.10g} in {self.name}: the server restarted between them, or the "
-                    "later scrape was given first",
-                    hint=f"try `specctl import {self.name} {before.name}`, or import {self.name} "
-                    "alone for what was counted since its start",
+                    f"{new.value:.10g} in {self.name}: the later scrape was given first, or the "
+                    "server restarted between them",
+                    hint=f"try `specctl import {self.name} {before.name}` if {self.name} is the "
+                    f"earlier one, or import {self.name} alone for what was counted since its "
+                    "start",
                 )
-            if not is_start:
-                counted[key] = replace(new, value=new.value - old.value)
+            counted[key] = replace(new, value=new.value - old.value)
         return Scrape(f"{before.name} to {self.name}", counted, is_window=True)
+
+    def _refuse_restart(self, before: Scrape) -> None:
+        """Raises InputError for servers that started again between two scrapes."""
+        # Metrics of other programs may stand beside: their labels differ.
+        labels = {pair for _, own in self.samples for pair in own}
+        for key in sorted(self.starts.keys() & before.starts.keys()):
+            new, old = max(self.starts[key]), max(before.starts[key])
+            if new != old and labels.issuperset(key[1]):
+                newer = self.name if new > old else before.name
+                raise InputError(
+                    f"{_shown(key)} goes from {old:.10g} in {before.name} to {new:.10g} in "
+                    f"{self.name}: the server restarted between them",
+                    hint=f"import {newer} alone for what was counted since its start",
+                )
 
 
 _COUNTERS = {
@@ -132,7 +154,7 @@ _COUNTERS = {
 
 def _counts(name: str) -> bool:
     """Whether a name counts since the server's start; gauges are of the moment."""
-    return name.endswith("_created") or name.partition(":")[2] in _COUNTERS
+    return name.partition(":")[2] in _COUNTERS
 
 
 def _is_read(name: str) -> bool:
@@ -141,6 +163,8 @@ def _is_read(name: str) -> bool:
 
 def _shown(key: Series) -> str:
     name, labels = key
+    if not labels:
+        return name
     return name + " {" + ", ".join(f'{label}="{value}"' for label, value in labels) + "}"
 
 
@@ -164,6 +188,8 @@ def _parsed(spot: Spot, line: str) -> Sample | None:
 
 def _own_name(name: str) -> str | None:
     """As the engine writes it, without `_total`; None for names of others."""
+    if name == _START:
+        return name
     found = _NAME.fullmatch(name)
     return f"{found[1]}:{found[2].removesuffix('_total')}" if found else None
 

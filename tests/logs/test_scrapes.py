@@ -219,13 +219,27 @@ def test_a_range_of_the_api_is_a_window() -> None:
     assert (own["num_rounds"], own["marginal_prob"]) == (20, [0.7, 0.4, 0.1])
 
 
+STARTED = "process_start_time_seconds 1.7640612e+09\n"
+
+
+def test_starts_of_other_programs_are_no_restart() -> None:
+    others = [STARTED.replace(" ", f' {{job="node"}} {n}') for n in (1, 2)]
+    found = imported(others[0] + STARTED + scrape(), others[1] + STARTED + scrape(*LATER))
+    assert found["models"]["m"]["num_rounds"] == 6
+
+
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
-        (scrape(*LATER), scrape(), "from 18 in 0 to 12 in 1: the server restarted between them, "
-         "or the later scrape was given first; try `specctl import 1 0`, or import 1 alone"),
+        (scrape(*LATER), scrape(), "from 18 in 0 to 12 in 1: the later scrape was given first, or "
+         "the server restarted between them; try `specctl import 1 0` if 1 is the earlier one, or "
+         "import 1 alone"),
+        (STARTED + scrape(), STARTED.replace("64", "75") + scrape(*LATER),
+         "process_start_time_seconds goes from 1764061200 in 0 to 1775061200 in 1: the server "
+         "restarted between them; import 1 alone"),
+        (STARTED.replace("64", "75") + scrape(*LATER), STARTED + scrape(), "; import 0 alone"),
         (scrape(*LATER, created=None), scrape(created=None), "goes from 18"),
-        (scrape(created=1.7e9), scrape(*LATER, created=1.8e9), "restarted between them"),
+        (scrape(created=1.7e9), scrape(*LATER, created=1.8e9), "them; import 1 alone"),
         (scrape(), scrape(), "counts no drafts between the scrapes"),
         (scrape(), scrape(*LATER, labels='engine="0",model_name="n"'), "not two scrapes of one"),
         (scrape(), scrape(*LATER[:-1]), "not two scrapes of one"),
