@@ -92,15 +92,26 @@ def _acceptance(figures: dict[str, Any]) -> Table | str:
 
 
 def _what_to_do(figures: dict[str, Any]) -> Table:
-    rows = []
+    sweep = figures["fixed_length_sweep"]
+    rows, depth = [], len(sweep["chains"])
     for one in figures["best_lengths"]:
         gain, ends = _of_best(one, "over_plain_range", ".2f"), one["over_plain_interval"]
         gain = (f"x {gain}" if gain else "-") + (f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "")
+        best, *others = one["num_draft_tokens"]
+        rates, now = one["tokens_per_s_range"], "-"
+        if sweep["is_exact"] and not others and rates[depth]:
+            now = f"x {rates[best][0] / rates[depth][0]:.2f}"
         speed = _of_best(one, "tokens_per_s_range", ",.0f")
-        rows.append((str(one["batch_size"]), _lengths(one), gain, speed))
+        rows.append((str(one["batch_size"]), _lengths(one), gain, now, speed))
     return Table(
         f"What to do, on {figures['clock']}",
-        ("requests", "best length", "over plain decoding", "tokens/s of all"),
+        (
+            "requests",
+            "best length",
+            "over plain decoding",
+            f"over the log's {depth}",
+            "tokens/s of all",
+        ),
         rows,
     )
 

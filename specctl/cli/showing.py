@@ -15,6 +15,8 @@ from specctl.progress import progress
 from specctl.records import PositiveInt, option
 from specctl.replay.config import FORCE, MAX_AXIS_VALUE
 
+_LOADS = "1,8,32,64"
+
 
 @verb(
     app,
@@ -45,10 +47,14 @@ def import_(
         default="none",
         group="advanced",
     ),
-    batch_sizes: str = option(
-        "1,8,32,64", "Loads at which a length is named: requests together, comma-separated"
+    batch_sizes: str | None = option(
+        None,
+        "Loads at which a length is named: requests together, comma-separated",
+        default=_LOADS,
     ),
-    context_tokens: PositiveInt = option(512, "Text of each request there, tokens"),
+    context_tokens: PositiveInt | None = option(
+        None, "Text of each request on --cost-model's clock, tokens", default="512"
+    ),
     watch: PositiveInt | None = option(
         None, "Scrape the address twice, this many seconds apart", default="none"
     ),
@@ -67,7 +73,7 @@ def import_(
     from specctl.logs.sources import Source, watched
     from specctl.records import json_bytes
 
-    sizes = _batch_sizes(batch_sizes)
+    sizes = _batch_sizes(batch_sizes or _LOADS)
     if out is not None:
         prepare_folder(out)
     advice = None
@@ -75,19 +81,40 @@ def import_(
         from specctl.replay.metrics import LoadClock
         from specctl.replay.run import choose_cost
 
+        context = context_tokens or 512
         model = choose_cost(cost_model, linear, None, force=force)
         known = LoadClock.known(model, sizes)
 
-        def chain_us(batch_size: int, length: int, emitted: float, context: float) -> float:
-            return LoadClock(model, batch_size).chain_us(length, emitted, context_tokens=context)
+        def chain_us(batch_size: int, length: int, emitted: float, text: float) -> float:
+            return LoadClock(model, batch_size).chain_us(length, emitted, context_tokens=text)
 
         source = str(cost_model) if linear is None else "the rates of --linear"
-        source = f"{source}, {context_tokens} tokens of context"
+        source = f"{source}, {context} tokens of context"
         not_reached = sorted({*sizes} - {*known})
-        advice = Advice(chain_us, known, source, not_reached, context_tokens, model.time_error)
+        advice = Advice(
+            chain_us,
+            known,
+            source,
+            not_reached,
+            context,
+            model.time_error,
+            is_forced=force,
+        )
+    elif context_tokens is not None:
+        raise UsageError(
+            "--context-tokens is the text of requests on the clock of --cost-model or --linear",
+            hint="give one of these too, or leave it out",
+        )
     with progress("lines read", None):
         texts = watched(sources, watch) if watch is not None else [*map(Source.of, sources)]
         summary = {"kind": "import", **import_files(texts, advice, sizes)}
+    models = summary.get("models", {"": summary}).values()
+    if advice is None and batch_sizes and not any(own["best_lengths"] for own in models):
+        raise UsageError(
+            "--batch-sizes names lengths by load, and the time of a step is not known",
+            hint="give --cost-model, add logs at another draft length or without drafts, or leave "
+            "it out",
+        )
     if out is not None:
         write_whole(out / "summary.json", json_bytes(summary), "summary")
     return Answer(summary, describe_summary(summary))

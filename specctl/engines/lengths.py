@@ -37,7 +37,7 @@ def length_lines(engine: str, schedule: Schedule, most: int) -> list[str]:
         if varies:
             triples = triples_of(starts, lengths, most)
             keys["num_speculative_tokens_per_batch_size"] = triples
-        since = " (vLLM 0.24)" * varies
+        since = " (vLLM 0.24 or newer)" * varies
         return [f"Set in --speculative-config: {json.dumps(keys)[1:-1]}{since}."]
     if engine == "sglang":
         flags = f"--speculative-num-steps {longest} --speculative-eagle-topk 1 "

@@ -60,7 +60,7 @@ def chain_figures(
         most = list(accumulate([*marginal[:1], *bounds], min))
         basis = "a range: some rounds drafted fewer tokens than the positions that are counted"
     else:
-        basis = "exact on average for the positions at which these rounds began"
+        basis = "of fewer tokens is computed from the same rounds"
     ends = [share(count, num_rounds) for count in at_least]
     totals = (accumulate(rates, initial=1.0) for rates in (marginal, most))
     ranges = [*zip(*totals, strict=True)][1:]
@@ -75,7 +75,7 @@ def chain_figures(
         "marginal_interval": [[end.low, end.high] for end in ends]
         if num_rounds >= MIN_PROMPTS
         else None,
-        "interval_basis": "as if rounds were independent, so at least this wide",
+        "interval_basis": "as if rounds were independent: the true ones are wider",
         "conditional_prob": [
             n / before if before else None for n, before in zip(at_least, reached, strict=True)
         ],

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import exp, hypot, log
 from typing import Any
 
-from specctl.formatting import listed
+from specctl.formatting import count, listed
 
 ChainClock = Callable[[int, int, float, float], float | None]
 """From requests together, draft tokens of a chain, emitted tokens and a request's text to its share
@@ -35,6 +35,11 @@ class Advice:
     not_reached: Sequence[int] = ()  # loads at which the clock was not measured
     context_tokens: float = 512
     time_error: float | None = None  # relative standard error of a time, see `stats`
+    reach: tuple[int, int] | None = None  # loads of the logs that are the clock
+    is_forced: bool = False  # the user wants its answer, whosever it is
+    log_over_clock: float | None = None  # a step of the log over the clock's; None: not compared
+    doubt: str = ""  # on the times, a sentence
+    is_refuted: bool = False  # by the logs' own speed: no length is named
 
 
 def explain(
@@ -42,22 +47,32 @@ def explain(
 ) -> dict[str, Any]:
     """The figures, with `meaning` in sentences. A clock adds its source, `clock`, and `time_error`,
     `best_lengths` by load, those of each part `by_context`, and a `schedule`, None where lengths
-    tie; without a clock these are None, and prices are told."""
+    tie or the clock is too rough; without a clock, or with one that the log's speed refutes, these
+    are None, and prices are told. `log_over_clock` is the logged time of a step over the clock's,
+    None where they were not compared."""
     sweep, by_context = figures["fixed_length_sweep"], figures.get("by_context")
     told: dict[str, Any] = dict.fromkeys(("clock", "time_error", "best_lengths", "schedule"))
+    told["log_over_clock"] = advice and advice.log_over_clock
     if sweep is None:
         worth = [f"No length can be named: {figures['why_no_sweep']}."]
-    elif advice is None:
+    elif advice is None or advice.is_refuted:
         worth = [_break_even_words(sweep)] * has_prices
+        if advice:
+            worth.insert(0, advice.doubt)
+        elif has_prices:
+            worth.append("Step times are not known: add a log without drafts, or --cost-model.")
     else:
         best = [best_lengths(figures, advice, size) for size in advice.batch_sizes]
+        schedule = _schedule(figures, advice)
         worth = _limits(best, sweep, advice)
+        if schedule and schedule[-1][1] == 0 and len(schedule) > 1:
+            worth.append(f"From {schedule[-1][0]} requests on drafts cost more than they bring.")
         by_context = by_context and [_at_context(part, advice) for part in by_context]
-        told = {
+        told |= {
             "clock": advice.source,
             "time_error": advice.time_error,
             "best_lengths": best,
-            "schedule": _schedule(figures, advice),
+            "schedule": schedule,
         }
     return {
         **figures,
@@ -122,9 +137,12 @@ def best_lengths(figures: dict[str, Any], advice: Advice, batch_size: int) -> di
 
 
 def _schedule(figures: dict[str, Any], advice: Advice) -> list[tuple[int, int]] | None:
-    """First load and best length of each stretch of loads; None where lengths tie."""
+    """First load and best length of each stretch of loads, the logged length below those that the
+    clock reaches; None where lengths tie or the clock is too rough."""
+    if advice.reach and advice.doubt:
+        return None
     least, most = min(advice.batch_sizes), max(advice.batch_sizes)
-    found: list[tuple[int, int]] = []
+    found = [(1, len(figures["fixed_length_sweep"]["chains"]))] * _is_below(advice)
     for size in range(least, most + 1) if most <= _MAX_LOADS else advice.batch_sizes:
         length, *others = best_lengths(figures, advice, size)["num_draft_tokens"]
         if others:
@@ -132,6 +150,12 @@ def _schedule(figures: dict[str, Any], advice: Advice) -> list[tuple[int, int]] 
         if not found or found[-1][1] != length:
             found.append((size, length))
     return found
+
+
+def _is_below(advice: Advice) -> bool:
+    """Whether a load was asked for that is below those of the logs."""
+    least = advice.reach[0] if advice.reach else 1
+    return any(size < least for size in advice.not_reached)
 
 
 def _movement_words(figures: dict[str, Any]) -> list[str]:
@@ -179,7 +203,7 @@ def change_words(change: Sequence[float] | None) -> str:
 
 def _limits(best: Sequence[dict[str, Any]], sweep: dict[str, Any], advice: Advice) -> list[str]:
     """Limits of the best lengths, in sentences."""
-    depth, limits = len(sweep["chains"]), list[str]()
+    depth, limits = len(sweep["chains"]), [advice.doubt] * bool(advice.doubt)
     if sweep["if_chains"]:
         limits.append(f"The best lengths hold {sweep['if_chains']}.")
     if any(depth in one["num_draft_tokens"] for one in best):
@@ -195,23 +219,27 @@ def _limits(best: Sequence[dict[str, Any]], sweep: dict[str, Any], advice: Advic
         )
     if advice.not_reached:
         sizes = listed(map(str, advice.not_reached))
-        limits.append(f"This clock was not measured at {sizes} requests.")
+        if advice.reach is None:
+            limits.append(f"This clock was not measured at {sizes} requests.")
+        else:
+            least, most = advice.reach
+            line = f"The logs reach from {least} to {most} requests: {sizes} not judged"
+            if _is_below(advice) and not advice.doubt:
+                line += f", and below {least} Set keeps the log's {depth}"
+            limits.append(f"{line}.")
     return limits
 
 
 def _break_even_words(sweep: dict[str, Any]) -> str:
-    """Prices at which a round, and its last draft token, pay."""
-    depth, last = len(sweep["chains"]), sweep["chains"][-1]
-    tau, pays = last["mean_acceptance_length_range"][0], last["pays_below_step_frac"]
+    """Lengths of a step below which a round, and its last draft token, pay."""
+    taus = [1.0, *(chain["mean_acceptance_length_range"][0] for chain in sweep["chains"])]
+    *_, before, tau = taus
     if tau <= 1:
         return "Nothing was accepted, so drafting cannot pay: switch it off."
-    tokens = "1 drafted token" if depth == 1 else f"{depth} drafted tokens"
-    line = f"A round of {tokens} is worth it over plain decoding if it takes less than {tau:.2f} "
-    line += (
-        f"plain steps: if a drafted token costs less than {(tau - 1) / depth:.0%} of a step where "
-    )
-    line += "verifying is free, or a verified token where drafting is free"
-    if pays is not None and depth > 1:
-        line += f"; the last of them, over {depth - 1}, if one more costs less than {pays:.0%}"
+    depth = len(taus) - 1
     condition = f" ({sweep['if_chains']})" if sweep["if_chains"] else ""
-    return f"{line}{condition}. --cost-model names the best length at each load."
+    line = f"Drafting {count(depth, 'token')} pays if a step with drafts takes less than "
+    line += f"{tau:.2f} plain steps{condition}."
+    if sweep["is_exact"] and depth > 1:
+        line += f" Token {depth} pays if it makes a step less than {tau / before - 1:.1%} longer."
+    return line

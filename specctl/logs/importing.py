@@ -12,7 +12,7 @@ from specctl.logs.comparing import compared, refuse_repeats, servers
 from specctl.logs.foreign import foreign
 from specctl.logs.llamacpp_log import LlamacppLog, answers
 from specctl.logs.metric_figures import figures_by_model
-from specctl.logs.own_clock import own_advices
+from specctl.logs.own_clock import held_against, own_advices
 from specctl.logs.pooling import grouped, pooled
 from specctl.logs.scrapes import Scrape, json_records, json_scrapes
 from specctl.logs.server_log import ENGINES, Interval, ServerLog
@@ -91,7 +91,7 @@ def import_files(
             raise log.refusal()
     refuse_repeats(logs)
     if advice is not None:
-        return _explained(_of_logs(logs), advice)
+        return _explained(_of_logs(logs), held_against(advice, logs))
     together, taken = servers(logs)
     own = own_advices(together, batch_sizes)
     summary = _explained(_of_logs(logs), None, own)

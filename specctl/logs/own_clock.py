@@ -8,35 +8,104 @@ and reading prompts counts too.
 
 Drafting has a price beside that of its tokens. So plain decoding is judged by a log without drafts
 alone, and lengths below the logged one by logs of two lengths with drafts.
+
+A cost model's clock is held against the same steps: where they contradict it, it is another
+server's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from math import log as ln
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from specctl.errors import UsageError
+from specctl.formatting import count
 from specctl.logs.advice import Advice
 from specctl.logs.server_log import ServerLog
 from specctl.stats import Floats
 
 _LEAST_POINTS = 4
 """Fewest lines of a draft length."""
+_MOST_COMPARED = 500
+"""Most steps that a cost model is held against."""
+_NEAR, _FAR = 1.1, 1.5
+"""How far a clock may be off: not worth a sentence; another server's from there on. Reading prompts
+takes part of the logs' time, and of no clock's."""
+_TOO_ROUGH = 0.2
+"""Standard error of an own clock above which it names no setting: the interval of a gain reaches
+from 0.57 to 1.74 of it."""
 
 
-def _steps(log: ServerLog) -> list[tuple[float, float, float]]:
-    """Draft tokens, running requests and us of the steps that lines of a log sum up."""
+class _Step(NamedTuple):
+    """Steps that a line of a log sums up."""
+
+    num_draft_tokens: int
+    num_running: int
+    us: float
+    mean: float  # acceptance length
+
+    @property
+    def tokens_per_s(self) -> float:
+        return 1e6 * self.mean * self.num_running / self.us
+
+
+def _steps(log: ServerLog) -> list[_Step]:
     lines: list[tuple[Any, ...]] = [
         (one.num_draft_tokens, one.num_running, one.tokens_per_s, sum(one.mean) / 2)
         for one in log.intervals
     ]
     lines = lines or [(0, running, speed, 1.0) for running, speed in log.plain]
     return [
-        (length, running, 1e6 * mean * running / speed)
+        _Step(length, running, 1e6 * mean * running / speed, mean)
         for length, running, speed, mean in lines
         if length is not None and running and speed
     ]
+
+
+def held_against(advice: Advice, logs: Sequence[ServerLog]) -> Advice:
+    """A cost model's advice with its error by the logs' steps, at their loads and lengths.
+
+    The steps stand in up to four groups by load, and the group where the clock is most off counts.
+    Its error is that of the fastest quarter's slowest step, since an idle server and read prompts
+    only slow a line down. Logs of fewer than four such lines leave the advice as it is.
+    """
+    steps, compared = [step for one in logs for step in _steps(one)], list[tuple[float, _Step]]()
+    for step in steps[:: len(steps) // _MOST_COMPARED + 1]:
+        length, running, us, mean = step
+        try:
+            predicted = advice.clock(running, length, mean, advice.context_tokens)
+        except UsageError:  # a load or a length that it does not know
+            continue
+        if predicted:
+            compared.append((us / running / predicted, step))
+    if len(compared) < _LEAST_POINTS:
+        return advice
+    compared.sort(key=lambda one: one[1].num_running)
+    places = np.array_split(np.arange(len(compared)), min(len(compared) // _LEAST_POINTS, 4))
+    groups = [sorted(compared[place] for place in group) for group in places]
+    off, step = max((one[len(one) // 4] for one in groups), key=lambda one: abs(ln(one[0])))
+    is_other = not 1 / _FAR < off < _FAR
+    doubt = (
+        f"With {count(step.num_draft_tokens, 'draft token')} at "
+        f"{count(step.num_running, 'request')} this clock predicts {step.tokens_per_s * off:,.0f} "
+        f"tokens/s, and the log has {step.tokens_per_s:,.0f}"
+    )
+    if is_other:
+        idle = ", or this one was mostly idle" if off > 1 else ""
+        doubt += (
+            f", so it is another server's{idle}. Add logs at another draft length and without "
+            "drafts in its place, or give --force for the answer on that server"
+        )
+    return replace(
+        advice,
+        log_over_clock=off,
+        doubt="" if 1 / _NEAR < off < _NEAR else f"{doubt}.",
+        is_refuted=is_other and not advice.is_forced,
+    )
 
 
 def own_advices(
@@ -51,15 +120,15 @@ def own_advices(
     return found
 
 
-def _advice(steps: Sequence[tuple[float, float, float]], sizes: Sequence[int]) -> Advice | None:
-    """Advice on steps of draft tokens, running requests and us; None where fewer than two lengths
-    have enough of them, or ran at other loads.
+def _advice(steps: Sequence[_Step], sizes: Sequence[int]) -> Advice | None:
+    """Advice on steps; None where fewer than two lengths have enough of them, or ran at other
+    loads.
 
-    Loads outside those of the logs are not judged.
+    A load outside those of the logs gives way to the nearest one that they reach.
     """
     from scipy.optimize import nnls
 
-    rows = np.array(steps, float).reshape(-1, 3)
+    rows = np.array(steps, float).reshape(-1, 4)
     of_length = {int(k): rows[rows[:, 0] == k] for k in np.unique(rows[:, 0])}
     of_length = {k: own for k, own in of_length.items() if len(own) >= _LEAST_POINTS}
     least = max((own[:, 1].min() for own in of_length.values()), default=0)
@@ -69,7 +138,7 @@ def _advice(steps: Sequence[tuple[float, float, float]], sizes: Sequence[int]) -
     fits, off, num_drafted = dict[bool, Floats](), list[float](), len(of_length.keys() - {0})
     for drafts in {k > 0 for k in of_length}:
         own = [own for k, own in of_length.items() if (k > 0) == drafts]
-        length, running, us = np.concatenate(own).T
+        length, running, us, _ = np.concatenate(own).T
         terms = _terms(running, length)
         fits[drafts], _ = nnls(terms / us[:, None], np.ones_like(us))
         off += np.abs(terms @ fits[drafts] / us - 1).tolist()
@@ -80,16 +149,21 @@ def _advice(steps: Sequence[tuple[float, float, float]], sizes: Sequence[int]) -
             return None
         return float(_terms(batch_size, k) @ fits[k > 0]) / batch_size
 
-    loads = [size for size in sizes if least <= size <= most]
-    loads = loads or [round(float(np.median(rows[:, 1])))]
+    reach = round(least), round(most)
+    loads = sorted({min(max(size, reach[0]), reach[1]) for size in sizes})
     source = (
-        f"the logs' own steps, as of one server, at {least:.0f} to {most:.0f} requests (rough: "
-        f"half of the lines are off by more than {np.median(off):.1%})"
+        f"the logs' own steps, at {reach[0]} to {reach[1]} requests (typical error "
+        f"{np.median(off):.1%}), if all are of one model, version and GPU"
     )
-    not_reached = [size for size in sizes if size not in loads]
     # The standard error of a normal with this mean absolute error, as of a table's held-out points.
-    error = float(np.sqrt(np.pi / 2) * np.mean(off))
-    return Advice(clock, loads, source, not_reached, time_error=error)
+    error, doubt = float(np.sqrt(np.pi / 2) * np.mean(off)), ""
+    if error > _TOO_ROUGH:
+        doubt = (
+            "No setting is named: these times are too rough, as of a server that was idle or read "
+            "long prompts. Add logs of steady load."
+        )
+    not_reached = [size for size in sizes if size not in loads]
+    return Advice(clock, loads, source, not_reached, time_error=error, reach=reach, doubt=doubt)
 
 
 def _terms(running: Any, length: Any) -> Floats:

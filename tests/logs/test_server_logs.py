@@ -393,7 +393,7 @@ def test_intervals_are_over_lines_of_the_log() -> None:
         assert 0 <= low <= rate <= high <= 1
     assert found["interval_basis"] == "over 12 lines of the log"
     few = figures("\n".join(vllm_log()))
-    assert few["interval_basis"] == "as if rounds were independent, so at least this wide"
+    assert few["interval_basis"] == "as if rounds were independent: the true ones are wider"
     assert few["marginal_interval"][1] == pytest.approx([0.193, 0.680], abs=1e-3)  # 5 of 12
 
 
