@@ -112,7 +112,8 @@ def engine_options(settings: TuneConfig) -> dict[str, Any]:
         return {}
     engine = engine_named(settings.for_engine, "--for")
     check_load(engine, "--batch-size", settings.batch_size)
-    return {"runs": engine.runs, "batching": engine.batching}
+    decides = not engine.has_plugin
+    return {"runs": engine.runs, "batching": engine.batching, "decides": decides}
 
 
 def read_source(text: str) -> Source:

@@ -77,11 +77,12 @@ def replay_traces(
     config.check()
     torch.set_num_threads(1)  # chunks are the parallelism
     model: AnyCost | None
+    as_told: dict[str, Any] = {"force": config.force, "engine": config.engine}
     if config.has_load and not config.in_order:
         expected = "a load is simulated with its times"
-        model = require_cost_model(config.cost_model, traces, expected, force=config.force)
+        model = require_cost_model(config.cost_model, traces, expected, **as_told)
     else:
-        model = open_cost_model(config.cost_model, traces, force=config.force)
+        model = open_cost_model(config.cost_model, traces, **as_told)
     if config.has_load and model is not None:  # refuses a batch that is too large before reading
         model.round_us(Steps(config.batch_size, config.batch_size, 1, 0, 1, 0))
     log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
@@ -99,7 +100,9 @@ def replay_traces(
     prompts = log.prompts or logged_prompts(traces)
     scored = choose_prompts(prompts, named, traces, all_prompts=config.all_prompts)
     log = log.only(scored.prompts) if scored.num_left_out else log
-    facts = facts_of(traces, log, model, named, scored)
+    # llama.cpp decides inside its own server
+    deciding = () if config.engine == "llamacpp" else named
+    facts = facts_of(traces, log, model, deciding, scored)
     facts["baseline"] = named[config.baseline - 1].label
     policies, remarks = policies_of_engine(named, config.engine)
     run = serve_policies if config.has_load else replay_policies
@@ -216,12 +219,15 @@ def serve_policies(
     return serving_result(scores, remarks)
 
 
-def open_cost_model(path: Path | None, traces: TraceSet | None, *, force: bool) -> AnyCost | None:
+def open_cost_model(
+    path: Path | None, traces: TraceSet | None, *, force: bool, engine: str = "specctl"
+) -> AnyCost | None:
     """The cost model, with a warning for each doubt about it.
 
     Args:
         traces: None for a server's log, which names neither models nor machine.
         force: accept one that failed its own check, see `check_clock`.
+        engine: see `doubts`.
     """
     if path is None:
         return None
@@ -232,17 +238,17 @@ def open_cost_model(path: Path | None, traces: TraceSet | None, *, force: bool) 
             f"cost model: measured for target {model.pair.target!r} and drafter "
             f"{model.pair.drafter!r}; the log does not name its own"
         )
-    device = processor_name()
-    for line in doubts(model, pair=None if traces is None else traces.fingerprint, device=device):
+    pair = None if traces is None else traces.fingerprint
+    for line in doubts(model, pair=pair, device=processor_name(), engine=engine):
         logger.warning("%s", line)
     return model
 
 
 def require_cost_model(
-    path: Path | None, traces: TraceSet, expected: str, *, force: bool
+    path: Path | None, traces: TraceSet, expected: str, *, force: bool, engine: str
 ) -> AnyCost:
     """The cost model; `UsageError` with the reason without one."""
-    model = open_cost_model(path, traces, force=force)
+    model = open_cost_model(path, traces, force=force, engine=engine)
     if model is None:
         raise UsageError(
             f"--cost-model is required: {expected}",

@@ -129,6 +129,12 @@ def test_what_it_says_of_itself(tmp_path: Path) -> None:
     differs, support = doubts(model, device="B")
     assert "device was 'A CPU'" in differs
     assert "levels 0 to 5" in support
+    assert "times of vllm, not of llama.cpp" in doubts(model, engine="llamacpp")[0]
+    assert not any("not of" in line for line in doubts(model, engine="vllm"))
+    off = model.held_out.model_copy(update={"total": 0.25})
+    assert model.failed_check is None
+    check = model.model_copy(update={"held_out": off}).failed_check
+    assert check == (pytest.approx(-0.2), f"{off.num_steps} held-out steps")
     assert "the clock of vllm 0.32.0 on A CPU (error of a time 0.0%; of " in str(
         clock_of(model, None)
     )

@@ -105,6 +105,12 @@ OLD = "expired 2027-02-19T12:00:00Z (measured 2026-11-21T12:00:00Z); measure aga
 DOUBTS: list[tuple[Model, dict[str, Any], str]] = [
     (TABLE, {"pair": FINGERPRINT, "device": MACHINE.device}, ""),
     (TABLE, {"device": "NVIDIA H200"}, "device was 'Test CPU', here it is 'NVIDIA H200'"),
+    (
+        TABLE,
+        {"engine": "llamacpp"},
+        "times of specctl's own loop, not of llama.cpp, where a gain may be a loss; "
+        "measure those with specctl profile --engine llamacpp",
+    ),
     (TABLE, {"pair": OTHER}, "measured for drafter 'small', not for 'small' of these weights"),
     (TABLE, {"now": NOW + timedelta(seconds=1)}, f"{OLD} with specctl profile"),
     (table_model(machine=ON_GPU), {}, f"{ORDINARY} with specctl profile --rounds graphs"),

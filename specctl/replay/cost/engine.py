@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.errors import TraceMismatchError, UsageError
-from specctl.formatting import Detail, Table, pair_title
+from specctl.formatting import Detail, Table, count, pair_title
 from specctl.logs.parquet import collected
 from specctl.replay.cost.files import validity
 from specctl.replay.cost.model import Floats, Steps
@@ -279,7 +279,7 @@ def render_engine(model: EngineCost) -> list[Any]:
     )
     error = model.held_out
     return [
-        f"{error.num_steps:,} held-out steps: off by {error.total:+.1%} in their whole time.",
+        f"{count(error.num_steps, 'held-out step')}: off by {error.total:+.1%} in the whole time.",
         table,
         f"error of a step: median {error.median:.1%}, p90 {error.p90:.1%}; by draft length "
         f"{error.by_length:.1%}",
@@ -287,5 +287,10 @@ def render_engine(model: EngineCost) -> list[Any]:
         Detail(
             f"{model.num_steps} steps, {model.num_prompt_steps} with prompts, {model.num_stalls} "
             "stalls"
+        ),
+        *(
+            ["Measure again on a quiet machine: no verdict rests on this without --force."]
+            if model.failed_check
+            else []
         ),
     ]

@@ -28,7 +28,7 @@ from specctl.records import describe_violation
 from specctl.replay.cost.model import (
     LARGEST_ERROR,
     CostModel,
-    LiveCheck,
+    FailedCheck,
     OutOfRange,
     TableCost,
 )
@@ -43,6 +43,11 @@ RATES = tuple(name for name in LinearCost.model_fields if name.endswith("_us"))
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 CLOCKS = Path(__file__).parent / "clocks"
 """Cost models of the package by name, `NAME.json`; docs/cost-model.md has the source of each."""
+OWN_CLOCKS = {
+    "llamacpp": ("llama.cpp", "specctl profile --engine llamacpp"),
+    "vllm": ("vllm", "specctl profile --from TRACES, which its plugin wrote"),
+}
+"""Engines whose steps can be timed: the name in their clock, and the command."""
 AnyCost = TableCost | LinearCost | EngineCost
 _MODEL: TypeAdapter[AnyCost] = TypeAdapter(Annotated[AnyCost, Field(discriminator="kind")])
 
@@ -123,16 +128,18 @@ def doubts(
     *,
     pair: PairFingerprint | None = None,
     device: str | None = None,
+    engine: str = "specctl",
     now: datetime | None = None,
 ) -> list[str]:
     """One line for each reason why the times of a model may not hold.
 
-    Times may have failed their own check or expired, or belong to another pair, another machine or
-    the ordinary loop where rounds are captured. A linear form names no machine and no pair;
-    `clock_of` states this beside every figure.
+    Times may have failed their own check or expired, or belong to another engine, another pair,
+    another machine or the ordinary loop where rounds are captured. A linear form names no machine
+    and no pair; `clock_of` states this beside every figure.
 
     Args:
         pair, device: at hand; None if unknown.
+        engine: whose speed is predicted, as `tune --for` names it.
         now: in place of the present time, UTC.
     """
     if isinstance(model, LinearCost):
@@ -140,6 +147,11 @@ def doubts(
     lines: list[str] = []
     if (check := model.failed_check) is not None:
         lines.append(f"{_off_by(check)}; measure again on a quiet machine")
+    clock = model.engine if isinstance(model, EngineCost) else "specctl's own loop"
+    name, command = OWN_CLOCKS.get(engine, (engine, None))
+    if engine != "specctl" and clock != name:
+        how = f"; measure those with {command}" if command else ""
+        lines.append(f"times of {clock}, not of {name}, where a gain may be a loss{how}")
     if pair is not None:
         lines += [
             f"measured for {role} {getattr(model.pair, role)!r}, "
@@ -182,8 +194,8 @@ def check_clock(model: CostModel, *, force: bool) -> None:
         )
 
 
-def _off_by(check: LiveCheck) -> str:
-    return f"off by {check.error:+.0%} in its own check ({check.policy})"
+def _off_by(check: FailedCheck) -> str:
+    return f"off by {check.error:+.0%} in its own check ({check.of})"
 
 
 def warn_outside(label: str, parts: Iterable[Sequence[OutOfRange]]) -> None:

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -174,8 +174,8 @@ class CostModel(Record, ABC):
         return None
 
     @property
-    def failed_check(self) -> LiveCheck | None:
-        """The live run with the largest error, if that error forbids verdicts."""
+    def failed_check(self) -> FailedCheck | None:
+        """The largest error of the model's own check, if it forbids verdicts."""
         return None
 
     def times(self, policy: Policy) -> bool:
@@ -418,6 +418,13 @@ class DeciderCost(Record):
         return self
 
 
+class FailedCheck(NamedTuple):
+    """A check with an error above `LARGEST_ERROR`."""
+
+    error: float  # predicted over measured speed, less one
+    of: str  # a decoded policy, or the steps of an engine
+
+
 class LiveCheck(Record):
     """The model compared with a few prompts that were decoded one at a time."""
 
@@ -490,14 +497,14 @@ class TableCost(CostModel):
         return SD_OF_MEAN * max(parts) if parts else None
 
     @property
-    def failed_check(self) -> LiveCheck | None:
+    def failed_check(self) -> FailedCheck | None:
         """The worst check, if its error exceeds `LARGEST_ERROR` and waiting does not explain it."""
         worst = max(self.checks, key=lambda check: abs(check.error), default=None)
         if worst is None or abs(worst.error) <= LARGEST_ERROR:
             return None
         undisturbed = max(abs(check.undisturbed_error) for check in self.checks)
         is_explained = worst.waited > WAITING and undisturbed <= LARGEST_ERROR
-        return None if is_explained else worst
+        return None if is_explained else FailedCheck(worst.error, worst.policy)
 
     def times(self, policy: Policy) -> bool:
         name = decider_of(policy)

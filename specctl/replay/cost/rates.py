@@ -14,12 +14,15 @@ from pydantic import Field, model_validator
 
 from specctl.artifacts.manifest import Count, Digest, Name, PairFingerprint, UtcTime
 from specctl.errors import UsageError
+from specctl.formatting import count
 from specctl.policy.budgets import Microseconds
 from specctl.records import PositiveInt, Record, require
 from specctl.replay.config import Increasing
 from specctl.replay.cost.model import (
+    LARGEST_ERROR,
     SD_OF_MEAN,
     CostModel,
+    FailedCheck,
     Floats,
     OutOfRange,
     Spread,
@@ -284,6 +287,13 @@ class EngineCost(RateCost):
     def time_error(self) -> float:
         """The error of all held-out steps of one draft length together, as single steps scatter."""
         return SD_OF_MEAN * self.held_out.by_length
+
+    @property
+    def failed_check(self) -> FailedCheck | None:
+        """The error of all held-out steps together, if it exceeds `LARGEST_ERROR`."""
+        error = 1 / (1 + self.held_out.total) - 1
+        words = count(self.held_out.num_steps, "held-out step")
+        return FailedCheck(error, words) if abs(error) > LARGEST_ERROR else None
 
     def round_us(self, steps: Steps) -> Floats:
         """Times as of any model; a batch larger than the engine ever ran is refused."""

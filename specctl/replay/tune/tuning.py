@@ -41,7 +41,7 @@ from specctl.progress import progress
 from specctl.records import canonical_json, json_bytes
 from specctl.replay.batch_simulation import Load
 from specctl.replay.config import Engine, TuneConfig
-from specctl.replay.cost.files import warn_outside, without_decision_cost
+from specctl.replay.cost.files import warn_outside
 from specctl.replay.cost.model import Steps, require_slope
 from specctl.replay.cost.rates import LinearCost
 from specctl.replay.facts import to_time
@@ -99,6 +99,7 @@ class Tuning:
     evaluator: LogEvaluator
     conditions: dict[str, Any]  # fields of the result that are known before the search
     cached_tokens: float  # mean context of the training prompts, without the root
+    lacking: Mapping[str, str]  # families whose decisions are not timed, with words that time them
 
     def run(self, evaluate: Evaluator | None = None) -> Tuned:
         """Runs the search; minutes, most of them for static settings.
@@ -109,9 +110,15 @@ class Tuning:
         torch.set_num_threads(1)  # chunks are the parallelism
         with progress("settings", self.search.num_scorings):
             verdict, chosen = self.search.run(evaluate or self.evaluator)
+        self._warn_outside(verdict.policies)
         trained = [one.policy for one in verdict.policies if one.family in self.search.barred]
         conditions = self.conditions | {
-            "without_decision_cost": self._without_decision_cost(verdict.policies),
+            "without_decision_cost": {
+                one.policy: self.lacking[one.family]
+                for one in verdict.policies
+                if one.family in self.lacking
+            }
+            or None,
             "scored_on_training_prompts": tuple(trained) or None,
         }
         conditions["by_context"] = lengths_by_context(
@@ -124,22 +131,15 @@ class Tuning:
         marks = prompt_marks(self.search.split.train, *(e.fitted_on for e in evidence if e))
         return Tuned(result, chosen, marks)
 
-    def _without_decision_cost(self, finalists: Sequence[Standing]) -> dict[str, str] | None:
-        """The finalists whose decisions are not timed; warns of those outside the range of the
-        cost model."""
+    def _warn_outside(self, finalists: Sequence[Standing]) -> None:
+        """Warns of finalists outside the range of the cost model."""
         model, batch = self.evaluator.model, self.search.conditions.batch_size
-        policies = {one.policy: parse_policy(canonical_json(one.record)) for one in finalists}
-        for label, policy in policies.items():
-            rule = build_shape(policy.shape)
+        for one in finalists:
+            rule = build_shape(parse_policy(canonical_json(one.record)).shape)
             # The size of a rule that decides by its drafts is known in replay alone.
             most = rule.max_tokens if is_fixed(rule) else 1
             sizes = (batch, batch * most, self.cached_tokens, rule.max_depth, rule.width, 1)
-            warn_outside(label, [model.outside(Steps(*sizes))])
-        fitted = self.search.fitted
-        words = {
-            one.policy: one.family if one.family in fitted else one.policy for one in finalists
-        }
-        return without_decision_cost(model, policies, words)
+            warn_outside(one.policy, [model.outside(Steps(*sizes))])
 
 
 def prepare(
@@ -149,6 +149,7 @@ def prepare(
     *,
     runs: Callable[[Policy], bool] | None = None,
     batching: Engine = "specctl",
+    decides: bool = False,
     beside: Sequence[NamedPolicy] = (),
 ) -> Tuning:
     """Opens log, cost model and families, and checks the search.
@@ -158,6 +159,7 @@ def prepare(
     Args:
         runs: whether the engine of the configuration runs a policy; None without one.
         batching: of the simulated load.
+        decides: the engine decides by itself, so that times of our decisions say nothing.
         beside: policies that will be compared with the chosen one on the held-out prompts.
 
     Raises:
@@ -173,7 +175,11 @@ def prepare(
     log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
     log = log_of_engine(log, traces, batching)
     model = require_cost_model(
-        cost_model, traces, "settings are tuned for its times", force=config.force
+        cost_model,
+        traces,
+        "settings are tuned for its times",
+        force=config.force,
+        engine=config.for_engine or "specctl",
     )
     families = parse_families(config.families, config.grids, traces.fingerprint)
     is_shared = any(family.is_shared for family in families)
@@ -202,6 +208,7 @@ def prepare(
 
     conditions = Conditions(traces.fingerprint, log.support, load.batch_size, step_costs, runs=runs)
     is_simulated = config.has_load or is_shared
+    is_timed = (lambda _: True) if decides else model.times
     search = TuneSearch(
         families=tuple(families),
         conditions=conditions,
@@ -212,20 +219,20 @@ def prepare(
         drops_unsupported=config.drops_unsupported,
         num_runs=NUM_RUNS if is_simulated else 1,
         barred=frozenset(scored.trained),
-        is_timed=model.times,
+        is_timed=is_timed,
         time_error=model.time_error,
     )
-    lacking = [
-        found.candidates[0]
+    lacking = {
+        one.family: one.family if one.family in search.fitted else one.label
         for found in search.adaptive(tokens_per_s=1.0)
-        if found.candidates and not model.times(found.candidates[0].policy)
-    ]
+        for one in found.candidates[:1]
+        if not is_timed(one.policy)
+    }
     if lacking:
-        words = {o.family: o.family if o.family in search.fitted else o.label for o in lacking}
         logger.warning(
             "%s: the clock lacks the time of its own decisions, so it cannot win; %s",
-            ", ".join(words),
-            to_time(words),
+            ", ".join(lacking),
+            to_time(lacking),
         )
     evaluator = LogEvaluator(
         log,
@@ -258,7 +265,7 @@ def prepare(
         "for_engine": config.for_engine,
     }
 
-    return Tuning(search, evaluator, settled, cached)
+    return Tuning(search, evaluator, settled, cached, lacking)
 
 
 # ----------------------------------------------------------------------------------- publishing

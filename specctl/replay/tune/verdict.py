@@ -274,11 +274,11 @@ def tune_notes(result: TuneResult) -> Iterator[str]:
     left_out = {
         "are larger than the log's trees": too_large,
         "need expansions that the log lacks": lacking,
-        f"{result.for_engine} cannot run": not_run,
+        f"left out, which {result.for_engine} does not run": not_run,
     }
     others = [f"{number:,} {why}" for why, number in left_out.items() if number]
     yield "; ".join([f"Tried {count(result.num_settings, 'setting')}", *others]) + "."
-    if result.for_engine is not None and result.rungs:  # rules take part, not fixed settings alone
+    if result.for_engine == "vllm" and result.rungs:  # rules take part, not fixed settings alone
         yield (
             "The time that a rule itself takes inside the engine is not counted "
             "(docs/vllm.md, What it costs)."
