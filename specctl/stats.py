@@ -118,10 +118,10 @@ class Interval:
 UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
-def intervals_over(num_prompts: int) -> str:
+def intervals_over(num_prompts: int, by: str = "prompt") -> str:
     """The caption of intervals over this many prompts."""
     if num_prompts >= MIN_PROMPTS:
-        return "95% intervals by prompt"
+        return f"95% intervals by {by}"
     return f"intervals n/a: they need {MIN_PROMPTS} prompts, here are {num_prompts}"
 
 
@@ -179,6 +179,20 @@ class Resamples:
         tail = 50 * (1 - self.confidence)
         low, high = np.percentile(inside, [tail, 100 - tail])
         return float(low), float(high)
+
+
+def resample(num_prompts: int, num_runs: int, seed: int) -> Resamples:
+    """Resamples of prompts and, independently, of runs: `[B, U * P]` products of their weights.
+
+    The pigeonhole bootstrap (Owen, Ann. Appl. Stat. 1(2), 2007), as both prompts and runs vary.
+    With one run it is the bootstrap by prompt.
+    """
+    prompts = Resamples.draw(num_prompts, seed=seed)
+    if num_runs == 1:
+        return prompts
+    runs = Resamples.draw(num_runs, seed=seed + 1).weights
+    both = runs[:, :, None] * prompts.weights[:, None, :]
+    return Resamples(both.reshape(len(both), -1), is_enough=prompts.is_enough)
 
 
 def with_time_error(

@@ -1,4 +1,4 @@
-"""Figures of simulated serving with intervals over independent runs, and totals of one run in the
+"""Figures of simulated serving with intervals over prompts and runs, and totals of one run in the
 order of the log."""
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from specctl.logs.positions import Bools
 from specctl.policy import policy_digest
 from specctl.replay.batch_simulation import Simulation
 from specctl.replay.facts import MARKED_BELOW, ResultRecord
-from specctl.replay.metrics import PERCENTILES, Measure, Sums, Totals, ratio
-from specctl.stats import Interval, Resamples
+from specctl.replay.metrics import PERCENTILES, Columns, Measure, Sums, Totals, by_prompt, ratio
+from specctl.stats import Interval, resample, sums_by
 
 GOODPUT = ("goodput_share", "goodput_tokens_per_s")
 """Figures with a limit: the share of requests whose time per output token is within it, and the
 rate of their tokens, a share of the rate of all tokens."""
+OF_RUNS = tuple(f"{kind}_p{level}_us" for kind in ("tpot", "ttft") for level in PERCENTILES)
+"""Percentiles over the requests of a run, averaged over runs; they have no intervals."""
 SHOWN = (
     *("tokens_per_s", "mean_acceptance_length", "verified_per_step", "padding_share"),
     *("requests_per_step", "occupancy", "tpot_us", "ttft_us"),
-    *(f"{kind}_p{level}_us" for kind in ("tpot", "ttft") for level in PERCENTILES),
+    *OF_RUNS,
     *GOODPUT,
 )
 COMPARED = ("tokens_per_s", "tpot_us", "tpot_p50_us", "tpot_p99_us", "ttft_us")
@@ -30,9 +32,8 @@ COMPARED = ("tokens_per_s", "tpot_us", "tpot_p50_us", "tpot_p99_us", "ttft_us")
 class BatchFigures(ResultRecord):
     """Figures of one policy under one load, over R independent runs.
 
-    Intervals are percentile bootstraps over runs. They cover the order of requests and arrivals,
-    not the choice of prompts, and are narrow with few runs (of 8, a nominal 95% covers about 90%).
-    With one run they are NaN.
+    Intervals resample prompts and runs, see `resample`: they cover the choice of prompts, and the
+    order of requests and arrivals.
     """
 
     policy: str
@@ -40,12 +41,13 @@ class BatchFigures(ResultRecord):
     packing: str
     num_runs: int  # R
     num_requests: int  # of each run
+    num_prompts: int
     tpot_limit_us: float | None  # of goodput; None without goodput figures
     # figures without ramp-up and drain (`steady_window`), by the names of `SHOWN`; None if a run
     # has no such part
     steady: dict[str, Interval] | None
     whole: dict[str, Interval]  # of all steps and requests
-    # ratios to the baseline's, paired by run; None without a baseline or a steady part
+    # ratios to the baseline's, paired by prompt and run; None without a baseline or a steady part
     against: dict[str, Interval] | None
     expansion_support: float  # share of the wanted expansions in the log
     censored_share: float  # share of rounds whose accepted path reaches a missing expansion
@@ -67,22 +69,23 @@ def figures_of(
 
     Args:
         baseline: runs of equal loads and seeds under another policy: the same requests in the same
-            order at the same times, so ratios are paired by run.
+            order at the same times, so ratios are paired by prompt and run.
         time_error: of the clock, see `stats.with_time_error`.
         seed: of the resamples.
     """
-    first, resamples = runs[0], Resamples.draw(len(runs), seed=seed, least=2)
+    first, num_prompts = runs[0], len(_prompts(runs))
+    resamples = resample(num_prompts, len(runs), seed)
     names = [name for name in SHOWN if tpot_limit_us is not None or name not in GOODPUT]
     measure = Measure(resamples, time_error, seed)
     whole = [Window(slice(0, len(r.rounds.first)), slice(0, len(r.logged))) for r in runs]
     windows, against, steady = _steady_windows(runs), None, None
     if windows is not None:
         ours = _drawn(runs, windows, measure, tpot_limit_us)
-        steady = measure.figures(names, ours)
+        steady = _figures(names, ours, measure)
         others = _steady_windows(baseline or ())
         if baseline and others is not None:
             theirs = _drawn(baseline, others, measure)
-            against = {n: measure.against(ratio(n, ours), ratio(n, theirs)) for n in COMPARED}
+            against = _figures(COMPARED, ours, measure, theirs)
 
     def total(name: str) -> float:
         return float(sum(getattr(run.outcomes, name).sum() for run in runs))
@@ -95,9 +98,10 @@ def figures_of(
         packing=first.packing,
         num_runs=len(runs),
         num_requests=len(first.logged),
+        num_prompts=num_prompts,
         tpot_limit_us=tpot_limit_us,
         steady=steady,
-        whole=measure.figures(names, _drawn(runs, whole, measure, tpot_limit_us)),
+        whole=_figures(names, _drawn(runs, whole, measure, tpot_limit_us), measure),
         against=against,
         expansion_support=support,
         censored_share=censored,
@@ -137,62 +141,117 @@ def _steady_windows(runs: Sequence[Simulation]) -> list[Window] | None:
     return found if len(found) == len(runs) else None
 
 
+def _figures(
+    names: Sequence[str], ours: Totals, measure: Measure, theirs: Totals | None = None
+) -> dict[str, Interval]:
+    """Figures of `_drawn` totals, or their ratios to another policy's."""
+    found = {}
+    for name in names:
+        of, *beside = (
+            of[name] if name in OF_RUNS else ratio(name, of)
+            for of in (ours, theirs)
+            if of is not None
+        )
+        drawn = of / beside[0] if beside else of
+        found[name] = measure.resamples.read(drawn)
+    return found
+
+
 def _drawn(
     runs: Sequence[Simulation],
     windows: Sequence[Window],
     measure: Measure,
     tpot_limit_us: float | None = None,
 ) -> Totals:
-    """Totals by name over runs and their resamples."""
-    rows = [
-        {**_step_sums(run, window.steps), **_request_sums(run, window.requests, tpot_limit_us)}
-        for run, window in zip(runs, windows, strict=True)
-    ]
-    numbers = tuple(map(str, range(len(runs))))
-    columns = {name: np.array([row[name] for row in rows], np.float64) for name in rows[0]}
-    sums = Sums.of(numbers, ("",) * len(runs), columns)
-    return measure.drawn(sums, policy_digest(runs[0].submissions.policy))
-
-
-def _step_sums(run: Simulation, steps: slice) -> Totals:
-    """Sums of whole steps; tokens include the first of each request, from reading its prompt."""
-    rounds, times = run.rounds, run.timeline
-    start, end = times.start_us[steps], times.end_us[steps]
-    emitted = rounds.per_step(run.emitted) + rounds.num_joined
-    return {
-        "tokens": emitted[steps].sum(),
-        "time_us": end[-1] - start[0],
-        "calls": rounds.batch_sizes[steps].sum(),
-        "accepted": rounds.per_step(rounds.accepted)[steps].sum(),
-        "verified": rounds.per_step(rounds.verified)[steps].sum(),
-        "processed": rounds.processed(run.packing)[steps].sum(),
-        "steps": len(start),
-        "busy_us": (rounds.scheduled[steps] * (end - start)).sum(),
-        "slot_us": run.load.batch_size * (end[-1] - start[0]),
+    """Totals by name over prompts and runs, and over resamples; percentiles over all alone."""
+    prompts = _prompts(runs)
+    tables, percentiles = [], []
+    for run, window in zip(runs, windows, strict=True):
+        columns = _step_columns(run, window.steps)
+        of_requests, levels = _request_columns(run, window.requests, tpot_limit_us)
+        sums = by_prompt(run.submissions.positions, columns | of_requests, run.logged)
+        tables.append(sums.select(prompts))
+        percentiles.append(levels)
+    table = np.concatenate([one.table for one in tables])
+    rows, groups = prompts * len(runs), ("",) * len(table)
+    sums = Sums(rows, groups, tables[0].names, table)
+    unknown = np.full(len(measure.resamples.weights), np.nan)
+    return measure.drawn(sums, policy_digest(runs[0].submissions.policy)) | {
+        name: np.append(np.mean([levels[name] for levels in percentiles]), unknown)
+        for name in OF_RUNS
     }
 
 
-def _request_sums(run: Simulation, requests: slice, tpot_limit_us: float | None) -> Totals:
-    times, num_tokens = run.timeline, run.num_tokens[requests]
-    decode = (times.finish_us - times.first_token_us)[requests]
-    wait = (times.first_token_us - times.arrival_us)[requests]
+def _prompts(runs: Sequence[Simulation]) -> tuple[str, ...]:
+    """Ids of the prompts of all runs."""
+    positions = runs[0].submissions.positions
+    codes = np.unique(positions.prompt[np.concatenate([run.logged for run in runs])])
+    return tuple(positions.prompt_ids[code] for code in codes.tolist())
+
+
+def _step_columns(run: Simulation, steps: slice) -> Columns:
+    """`[M]` sums of each request over whole steps; a step's time is shared equally by its requests.
+
+    Tokens include the first of each request, from reading its prompt.
+    """
+    rounds, times, number = run.rounds, run.timeline, len(run.logged)
+    inside = np.zeros(len(rounds.first), np.bool_)
+    inside[steps] = True
+    start, end = times.start_us, times.end_us
+    until = np.append(start[1:], end[-1])
+    last = np.flatnonzero(inside)[-1]
+    until[last] = end[last]
+    of_step = {
+        "time_us": until - start,  # with the wait for the next step
+        "processed": rounds.processed(run.packing),
+        "steps": np.ones(len(start)),
+        "busy_us": rounds.scheduled * (end - start),
+        "slot_us": run.load.batch_size * (until - start),
+    }
+    shares = np.stack([*of_step.values()], 1) * (inside / np.maximum(rounds.scheduled, 1))[:, None]
+    counted = inside[rounds.step]
+    of_round = {
+        "tokens": run.emitted * counted,
+        "calls": counted,
+        "accepted": rounds.accepted * counted,
+        "verified": rounds.verified * counted,
+    }
+    columns = dict(
+        zip(of_round, sums_by(rounds.serial, number, [*of_round.values()]).T, strict=True)
+    )
+    joined = np.repeat(np.arange(len(start)), rounds.num_joined)
+    columns["tokens"] = columns["tokens"] + inside[joined]
+    shared = sums_by(rounds.serial, number, shares[rounds.step])
+    shared += np.where(rounds.prompt_tokens[joined] > 0, 1, 0)[:, None] * shares[joined]
+    return columns | dict(zip(of_step, shared.T, strict=True))
+
+
+def _request_columns(
+    run: Simulation, requests: slice, tpot_limit_us: float | None
+) -> tuple[Columns, dict[str, float]]:
+    """`[M]` of each request, 0 for those outside the window; and percentiles of the run."""
+    times, num_tokens = run.timeline, run.num_tokens
+    decode = times.finish_us - times.first_token_us
+    wait = times.first_token_us - times.arrival_us
     tpot = decode / (num_tokens - 1)
     is_good: Bools = tpot <= (np.nan if tpot_limit_us is None else tpot_limit_us)
     percentiles = {
-        f"{kind}_p{level}_us": np.percentile(values, level)
+        f"{kind}_p{level}_us": float(np.percentile(values[requests], level))
         for kind, values in (("tpot", tpot), ("ttft", wait))
         for level in PERCENTILES
     }
-    return percentiles | {
-        "requests": len(num_tokens),
-        "request_us": decode.sum(),
-        "decoded": (num_tokens - 1).sum(),
-        "wait_us": wait.sum(),
-        "good": is_good.sum(),
-        "good_tokens": num_tokens[is_good].sum(),
-        "request_tokens": num_tokens.sum(),
-        "runs": 1,
+    counted = np.zeros(len(num_tokens))
+    counted[requests] = 1
+    columns = {
+        "requests": counted,
+        "request_us": decode * counted,
+        "decoded": (num_tokens - 1) * counted,
+        "wait_us": wait * counted,
+        "good": is_good * counted,
+        "good_tokens": num_tokens * is_good * counted,
+        "request_tokens": num_tokens * counted,
     }
+    return columns, percentiles
 
 
 # ----------------------------------------------------------------- one run in order

@@ -34,10 +34,6 @@ Totals = dict[str, Any]
 # --------------------------------------------------------------------------- ratios
 
 
-def _mean_over_runs(name: str) -> Callable[[Totals], Any]:
-    return lambda s: s[name] / s["runs"]
-
-
 PERCENTILES = (50, 90, 99)
 RATIOS: dict[str, Callable[[Totals], Any]] = {
     "mean_acceptance_length": lambda s: 1 + s["accepted"] / s["calls"],
@@ -61,17 +57,12 @@ RATIOS: dict[str, Callable[[Totals], Any]] = {
     "goodput_tokens_per_s": lambda s: (
         1e6 * s["tokens"] / s["time_us"] * s["good_tokens"] / s["request_tokens"]
     ),
-    **{
-        name: _mean_over_runs(name)
-        for name in (f"{kind}_p{level}_us" for kind in ("tpot", "ttft") for level in PERCENTILES)
-    },
 }
 """Ratios of sums, by the name of the figure.
 
 `draft_utilisation` is accepted over submitted draft tokens; `tpot_us` the time per output token
 after the first, of whole requests; `padding_share` of the target's forward; `occupancy` the share
-of slot time that requests hold, the reading of prompts included. Percentiles are averaged over
-runs."""
+of slot time that requests hold, the reading of prompts included."""
 
 
 def ratio(name: str, totals: Totals) -> Floats:
@@ -85,9 +76,9 @@ def ratio(name: str, totals: Totals) -> Floats:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of one policy, one row a prompt (for serving figures, a simulated run)."""
+    """Sums of one policy, one row a prompt; under a load, a prompt of a run."""
 
-    rows: tuple[str, ...]  # ids of the prompts, or numbers of the runs
+    rows: tuple[str, ...]  # ids of the prompts
     groups: tuple[str, ...]  # category of each, empty for none
     names: tuple[str, ...]  # of the columns, see docs/architecture.md
     table: Floats  # `[P, S]`

@@ -302,7 +302,8 @@ def serving_result(scores: ServingScores, remarks: Sequence[str] = ()) -> Result
     title = (
         f"{formatting.pair_title(scores.target, scores.drafter)}\n"
         f"batch size {first.batch_size}, {arrivals}, {formatting.sampling(scores.sampling)}; "
-        f"{first.num_runs} runs of {first.num_requests} requests, 95% intervals by run"
+        f"{first.num_runs} runs of {first.num_requests} requests; "
+        f"{intervals_over(first.num_prompts, 'prompt and run')}"
     )
     is_steady = all(figures.steady is not None for figures in policies)
     rows = []
@@ -319,8 +320,8 @@ def serving_result(scores: ServingScores, remarks: Sequence[str] = ()) -> Result
     }
     part = "without ramp-up and drain" if is_steady else "with ramp-up and drain"
     lines = [
-        f"× is tokens/s relative to {scores.marked(scores.baseline)}, paired by run; TPOT and p99 "
-        "are in ms.",
+        f"× is tokens/s relative to {scores.marked(scores.baseline)}, paired by prompt and run; "
+        "TPOT and p99 are in ms.",
         *_times(scores),
         formatting.Detail(
             f"Simulated under the cost model, {part}; trees of a batch verified back to back; "

@@ -26,11 +26,10 @@ from specctl.replay.metrics import Measure
 from specctl.replay.rounds import check_held
 from specctl.replay.static import is_static
 from specctl.replay.tune.candidates import STATIC
-from specctl.replay.tune.search import resample
 from specctl.replay.tune.tuning import Tuned, Tuning, prepare, publish
 from specctl.replay.tune.verdict import TuneResult
 from specctl.runtime.words import NamedPolicy, settings_of, words_of, words_of_part
-from specctl.stats import Interval
+from specctl.stats import Interval, resample
 from specctl.train.fits import refit, write_fit
 
 COMPARED = ("deployed", "refit", "static")

@@ -93,10 +93,11 @@ def test_a_served_batch_with_a_budget_and_goodput(dense: Path, cost: Path, tmp_p
     document = replayed(dense, *options, "-o", tmp_path)
     assert document == json.loads((tmp_path / "replay.json").read_text())
     plain, fixed = document["policies"]
-    assert plain["steady"]["verified_per_step"]["value"] == 3.0
-    assert fixed["steady"]["verified_per_step"]["value"] <= 12
+    assert plain["steady"]["verified_per_step"]["value"] == pytest.approx(3)
+    assert fixed["steady"]["verified_per_step"]["value"] < 12.001
     assert plain["steady"]["goodput_share"]["value"] == 0.0
-    assert fixed["against"]["tokens_per_s"]["low"] > 1
+    assert fixed["against"]["tokens_per_s"]["value"] > 1
+    assert fixed["against"]["tokens_per_s"]["low"] is None, "six prompts have no interval"
     shown = " ".join(specctl("replay", dense, "-p", "ar", *load).out.split())
     assert "batch size 3, closed loop, greedy; 8 runs of 24 requests" in shown
 

@@ -192,9 +192,18 @@ def test_steady_rate_does_not_depend_on_how_long_the_run_is() -> None:
     assert short[1] < 0.98 * long[1]
 
 
+def test_intervals_resample_prompts_and_runs() -> None:
+    """Prompts that differ widen the interval, which runs alone leave out: the rate of a run of one
+    slot hardly depends on the order of its requests."""
+    fast, slow = (10, [(2, 4)] * 30), (10, [(0, 4)] * 30)
+    runs = simulate_runs(by_hand(*[fast, slow] * 6), Load(1), linear(), num_runs=8)
+    rate = batch_figures.figures_of("hand", runs).whole["tokens_per_s"]
+    assert rate.high / rate.low > 1.2
+
+
 def test_intervals_come_from_independent_runs() -> None:
     load = Load(3, arrival_rate_per_s=900.0)
-    runs = simulate_runs(by_hand(*UNEVEN), load, linear(), num_runs=6, seed=2)
+    runs = simulate_runs(by_hand(*UNEVEN * 2), load, linear(), num_runs=6, seed=2)
     assert [run.seed for run in runs] == [(2, number) for number in range(6)]
     found = batch_figures.figures_of("hand", runs, tpot_limit_us=150.0)
     assert found.steady is not None
@@ -208,7 +217,7 @@ def test_intervals_come_from_independent_runs() -> None:
 
 def test_runs_of_equal_seeds_are_compared_in_pairs() -> None:
     """The same load under a clock that is a tenth slower: the ratio is known without noise."""
-    made, load = by_hand(*UNEVEN), Load(3)
+    made, load = by_hand(*UNEVEN * 2), Load(3)
     plain = simulate_runs(made, load, linear(), num_runs=4)
     rates = {"verify_fixed_us": 55.0, "verify_token_us": 11.0, "step_us": 55.0}
     slower = simulate_runs(made, load, linear(**rates), num_runs=4)

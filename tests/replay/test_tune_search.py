@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from specctl.errors import UsageError
 from specctl.policy import Policy, RootOnly
 from specctl.replay.tune.evaluators import Evaluator, make_objective
-from specctl.replay.tune.search import resample, rung_sizes
+from specctl.replay.tune.search import rung_sizes
 from specctl.replay.tune.verdict import TuneVerdict
+from specctl.stats import resample
 from tests.replay.tune_cases import Recording, Stated, is_stop, search, statics
 
 

@@ -47,7 +47,7 @@ from specctl.replay.tune.verdict import (
     TrainStanding,
     TuneVerdict,
 )
-from specctl.stats import Resamples, Split
+from specctl.stats import Split, resample
 
 FACTOR = 3
 """Growth of prompts, and shrinkage of settings, from rung to rung."""
@@ -320,17 +320,3 @@ class TuneSearch:
                 )
             )
         return tuple(standings)
-
-
-def resample(num_prompts: int, num_runs: int, seed: int) -> Resamples:
-    """Resamples of prompts and, independently, of runs: `[B, U * P]` products of their weights.
-
-    The pigeonhole bootstrap (Owen, Ann. Appl. Stat. 1(2), 2007), as both prompts and runs vary.
-    With one run it is the bootstrap by prompt.
-    """
-    prompts = Resamples.draw(num_prompts, seed=seed)
-    if num_runs == 1:
-        return prompts
-    runs = Resamples.draw(num_runs, seed=seed + 1).weights
-    both = runs[:, :, None] * prompts.weights[:, None, :]
-    return Resamples(both.reshape(len(both), -1), is_enough=prompts.is_enough)
