@@ -23,6 +23,8 @@ from specctl.errors import TraceEmptyError
 Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
 """Confidence of all intervals."""
+QUANTILE = 1.96
+"""Half the width of such an interval, in standard errors."""
 MIN_PROMPTS = 8
 """Fewest prompts of an interval: over fewer, resampling and variance are far too narrow."""
 NUM_RESAMPLES = 2000

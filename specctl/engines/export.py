@@ -152,7 +152,7 @@ def _tuned(named: NamedPolicy) -> tuple[MeanRound | None, str | None]:
             levels = evidence.metrics["held_out_levels_per_call"].value
             tokens = evidence.metrics["held_out_verified_per_call"].value
             mean = None if levels is None or tokens is None else MeanRound(levels, tokens)
-            reason = "Drafting does not pay here: `specctl tune` found nothing beyond chance."
+            reason = "`specctl tune` chose plain decoding; the reason stands in the README.md."
             return mean, reason if isinstance(named.policy.shape, RootOnly) else None
     return None, None
 

@@ -12,6 +12,7 @@ from math import exp, hypot, log
 from typing import Any
 
 from specctl.formatting import count, listed
+from specctl.stats import QUANTILE
 
 ChainClock = Callable[[int, int, float, float], float | None]
 """From requests together, draft tokens of a chain, emitted tokens and a request's text to its share
@@ -20,7 +21,6 @@ NOT_BY_CONTEXT = (
     "vLLM 0.33, SGLang 0.5.23 and llama.cpp 11549 pick no length by context: send requests of "
     "these lengths to servers of their own."
 )
-_QUANTILE = 1.96  # of a 95 % interval
 _MAX_LOADS = 512
 """Largest load up to which every one is judged for a schedule."""
 
@@ -121,7 +121,7 @@ def best_lengths(figures: dict[str, Any], advice: Advice, batch_size: int) -> di
     interval = None
     if plain and spread and lengths != [0] and len(lengths) == 1:
         [best] = lengths
-        gain, clock = known[best][0] / plain[0], _QUANTILE * 2**0.5 * (advice.time_error or 0.0)
+        gain, clock = known[best][0] / plain[0], QUANTILE * 2**0.5 * (advice.time_error or 0.0)
         ends = [1 + sum(position[end] for position in spread[:best]) for end in (0, 1)]
         off = [hypot(log(tau / taus[best][0]), clock) for tau in ends]
         interval = [gain * exp(-off[0]), gain * exp(off[1])]

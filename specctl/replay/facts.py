@@ -5,7 +5,8 @@ Records of results derive from these. An undefined figure is NaN, and null in JS
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -20,6 +21,7 @@ from pydantic import (
 from specctl.errors import InputError, reason_of
 from specctl.formatting import count
 from specctl.records import describe_violation
+from specctl.stats import QUANTILE, Interval
 
 MARKED_BELOW = 0.99
 """Figures with less support are marked, and given with bounds if possible."""
@@ -112,6 +114,25 @@ class TraceFacts(PairFacts):
                 f"{NOT_TIMED} its own decisions cost nothing on this clock, so it cannot win; "
                 f"{to_time(self.without_decision_cost)}"
             )
+
+
+def why_plain(
+    name: str, gain: Interval, gains: Iterable[Interval], time_error: float | None
+) -> str:
+    """The reason for plain decoding: a loss only where no interval reaches a gain.
+
+    Args:
+        name: the drafting setting that was to beat it. gain: its speed over plain decoding.
+        gains: of all drafting settings.
+    """
+    words = f"{name} is × {gain.text('.2f')} of plain decoding"
+    if all(one.high <= 1 for one in gains):
+        return f"Drafting does not pay here: {words}."
+    step = "more prompts may show one"
+    reach = math.exp(QUANTILE * 2**0.5 * (time_error or 0))  # of the clock's error alone
+    if time_error and 1 / reach < gain.value < reach:
+        step = f"the clock's error is {time_error:.0%}: profile again"
+    return f"No setting is shown to be faster: {words}; {step}."
 
 
 TRAINED = "†"

@@ -120,11 +120,8 @@ def _from_tune(given: Given, tune: TuneResult) -> Section:
 def _from_ladder(given: Given, ladder: LadderResult) -> Section:
     best, run = ladder.fastest, ladder.to_run
     words = f"{best.against_static.text('.2f')} times the rate of {ladder.best_static}"
-    if run.label == PLAIN != best.label:
-        reading = (
-            f"Drafting does not pay here: {best.label} is × {best.against_plain.text('.2f')} as "
-            "fast as plain decoding, which is no gain beyond chance."
-        )
+    if run.label == PLAIN:
+        reading = ladder.why_plain()
     elif best.label == ladder.best_static:
         reading = f"{best.label} is the best static setting: no policy of the ladder beats it."
     elif run is best:
@@ -173,10 +170,13 @@ def _answer(
             if one.paired and run.has_plain and (of_tune or one.policy == given.setting):
                 shown.append((f"× {one.paired.speedup.text('.2f')}", f"{TIMES_PLAIN} {place}"))
     rungs = () if ladder is None else ladder.rungs
-    limits = [rung for rung in rungs if rung.kind in LIMITS]
+    beaten = None if ladder is None else ladder.beaten_estimate
+    limits = [r for r in rungs if r.kind in LIMITS and not (beaten and r.is_estimate)]
     shown += [(f"× {r.against_plain.text('.2f')}", LIMITS[r.kind]) for r in limits]
     for rung in rungs:
-        if rung.label == given.setting and rung.kind == "policy" and rung.gap_closed is not None:
+        if beaten or rung.label != given.setting or rung.kind != "policy":
+            continue
+        if rung.gap_closed is not None:
             gap = "of the way from the best static setting to the best possible"
             shown.append((rung.gap_closed.text(".0%"), gap))
     if given.ladder is None:
@@ -184,6 +184,8 @@ def _answer(
     elif ladder is None:
         other = "the ladder is of other traces, times, load or prompts"
         shown.append(("(not comparable)", f"the best possible: {other}"))
+    elif beaten is not None:
+        shown.append(("(not known)", f"the best possible: {beaten.label} beats its estimate"))
     if ladder is not None:
         known = {point.label for point in points}
         new = [r for r in rungs if r.kind in RUNNABLE and r.label not in known]

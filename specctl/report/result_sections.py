@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from specctl.formatting import Table, count, listed, number
-from specctl.replay.ladder.result import LadderResult, ladder_notes, ladder_table
+from specctl.replay.ladder.result import LadderResult, ladder_notes, ladder_table, ladder_verdict
 from specctl.replay.results import ReplayScores, replay_result
 from specctl.report.charts import Chart, Series
 from specctl.report.given import RunScores
@@ -157,13 +157,9 @@ def _evidence_figure(drift: DriftScores) -> Figure:
 
 def ladder_section(ladder: LadderResult) -> Section:
     """Rungs from plain decoding to the optimum."""
-    reading = (
-        f"{ladder.fastest.label} is the fastest that can be run. An estimate of the best any "
-        f"policy can do is {ladder.split.headroom.text('.0%')} above {ladder.best_static}."
-    )
     return Section(
         "ladder",
-        reading=reading,
+        reading=ladder_verdict(ladder),
         basis=f"n = {count(ladder.num_prompts.held_out, 'held-out prompt')}, tuned and calibrated "
         f"on {ladder.num_prompts.train:,} others; batch size {ladder.batch_size}; {BY_PROMPT}.",
         tables=[ladder_table(ladder)],

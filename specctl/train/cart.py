@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specctl.errors import TraceEmptyError, TraceMismatchError, UsageError
 from specctl.features import ENTROPY_TOP_K, phi
-from specctl.formatting import Detail, Table, count
+from specctl.formatting import Detail, Table
 from specctl.logs.logged_draft import LoggedDraft
 from specctl.logs.parquet import collected, scan_files
 from specctl.logs.trace_set import TraceSet
@@ -32,7 +32,7 @@ from specctl.policy.hetero import entropy_bin, entropy_bins_shape
 from specctl.records import Record, describe_violation, floor_float32
 from specctl.runtime.twins import Port
 from specctl.runtime.words import resolve_policy, words_of
-from specctl.stats import Floats, Interval, Resamples, Split, split_prompts
+from specctl.stats import MIN_PROMPTS, Floats, Interval, Resamples, Split, split_prompts
 from specctl.train.configs import CartConfig
 from specctl.train.positions import position_rows
 from specctl.train.report import Fit, FitReport, check_twin
@@ -495,15 +495,17 @@ def report_of(data: CartReport) -> FitReport[CartReport]:
 
 
 def _verdict(data: CartReport) -> str:
-    r_squared, prompts = data.held_out.r_squared, count(data.prompts["held_out"], "held-out prompt")
+    held_out, r_squared = data.held_out, data.held_out.r_squared
+    rounds = f"{held_out.num_used:,} held-out rounds"
     what = "accepted node's rank" if data.config.label == "tcr" else "accepted length"
+    bins = f"{len(data.bins)} bins"
     if r_squared is None:
-        return f"{len(data.bins)} bins; {prompts} cannot judge them: all have the same {what}."
+        return f"{bins} cannot be judged: all {rounds} have the same {what}."
+    if held_out.mse_interval is None:
+        return f"{bins} cannot be judged: {rounds} are of fewer than {MIN_PROMPTS} prompts."
     if r_squared <= 0:
-        return f"These bins predict no better than a constant on {prompts}."
-    return (
-        f"{len(data.bins)} bins explain {r_squared:.0%} of the variance of the {what} ({prompts})."
-    )
+        return f"These bins predict no better than a constant on {rounds}."
+    return f"{bins} explain {r_squared:.0%} of the variance of the {what} ({rounds})."
 
 
 def _summary(data: CartReport) -> tuple[str, ...]:

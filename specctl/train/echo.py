@@ -518,15 +518,16 @@ def _replay_report(sums: Mapping[str, float]) -> ReplayReport:
 LEVEL_COLUMNS = {
     "level": "level",
     "reached": "reached_frac:.0%",
-    "AUC": "auc:.2f",
+    "train AUC": "auc:.2f",
     "given gates": "gated_auc:.2f",
     "held-out AUC": "held_out_auc:.2f",
     "threshold": "threshold:.3f",
 }
-LEVELS_WIDE = ("given gates", "held-out AUC")
+LEVELS_WIDE = ("given gates",)
 LEVEL_LEGEND = (
-    "reached: positions whose accepted length reaches the level; AUC: area under the ROC curve of "
-    "its confidence, 95% by prompt; threshold: probability below which the gate closes"
+    "reached: training positions whose accepted length reaches the level; AUC: area under the ROC "
+    "curve of its confidence, 95% by prompt, - over too few positions; threshold: probability "
+    "below which the gate closes"
 )
 
 
@@ -574,10 +575,11 @@ def report_of(data: EchoReport, policy: Policy, config: EchoConfig) -> FitReport
 
 
 def _verdict(data: EchoReport) -> str:
-    loss, gates = data.recall, count(len(data.gates), "gate")
     tau = {name: one.mean_acceptance_length for name, one in data.replayed.items()}
-    lost = f"{loss.loss_frac:.1%} of accepted tokens (at most {loss.loss_bound:.1%})"
-    return f"{gates}: lost {lost}; τ {tau['gates']:.2f}, without gates {tau['no_gates']:.2f}."
+    gates, prompts = count(len(data.gates), "gate"), count(data.prompts["held_out"], "prompt")
+    return (
+        f"{gates}: τ {tau['gates']:.2f} on {prompts} held out, without gates {tau['no_gates']:.2f}."
+    )
 
 
 def _summary(data: EchoReport) -> tuple[str, ...]:
@@ -593,4 +595,10 @@ def _summary(data: EchoReport) -> tuple[str, ...]:
             f"{name.replace('_', ' ')}: {one.verified_per_call:.1f} tokens verified and "
             f"{one.levels_per_call:.1f} levels drafted a call{time}"
         )
-    return (*gates, *replayed)
+    loss = data.recall
+    lost = (
+        f"Of the tokens accepted from every position, not from the rounds of τ, the gates cut "
+        f"{loss.loss_frac:.1%} (mean of {count(loss.num_prompts, 'held-out prompt')}, bound "
+        f"{loss.loss_bound:.1%})."
+    )
+    return (*gates, lost, *replayed)

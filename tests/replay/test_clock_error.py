@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from specctl.replay.config import TuneConfig
 from specctl.replay.cost.files import check_clock, save_cost_model
 from specctl.replay.cost.live import deciding_policies
 from specctl.replay.cost.model import SD_OF_MEAN, DeciderCost, HeldOut, LiveCheck, TableCost
+from specctl.replay.facts import why_plain
 from specctl.replay.tune.search import TuneSearch
 from specctl.replay.tune.tuning import prepare
 from specctl.replay.tune.verdict import TuneVerdict
 from specctl.runtime.load import Pair
-from specctl.stats import Resamples, with_time_error
+from specctl.stats import Interval, Resamples, with_time_error
 from tests.cli.command import Outcome, passes, specctl
 from tests.replay.costs import table_model
 from tests.replay.logs import random_traces
@@ -187,6 +189,34 @@ def test_a_gain_within_the_clocks_error_is_no_win() -> None:
     assert verdict(None).beats_static
     assert not verdict(0.05).beats_static
     assert verdict(0.005).beats_static
+
+
+@pytest.mark.parametrize(
+    ("ends", "others", "error", "says"),
+    [
+        (
+            (0.8, 0.7, 1.0),
+            (),
+            None,
+            "Drafting does not pay here: x is × 0.80 [0.70, 1.00] of plain",
+        ),
+        (
+            (0.8, 0.7, 0.9),
+            ((0.9, 0.7, 1.1),),
+            None,
+            "No setting is shown to be faster: x is × 0.80",
+        ),
+        ((1.58, 0.78, 3.29), (), 0.257, "; the clock's error is 26%: profile again."),
+        ((1.58, 0.78, 3.29), (), 0.05, "; more prompts may show one."),
+        ((1.2, nan, nan), (), None, "; more prompts may show one."),
+    ],
+)
+def test_plain_decoding_is_kept_for_the_reason_that_is_known(
+    ends: tuple[float, ...], others: tuple[tuple[float, ...], ...], error: float | None, says: str
+) -> None:
+    """A loss is called one only where no interval reaches a gain."""
+    gains = [Interval(*one) for one in (ends, *others)]
+    assert says in why_plain("x", gains[0], gains, error)
 
 
 # --------------------------------------------------------------------------- off by 55 %

@@ -120,17 +120,22 @@ def drift_results(**others: Any) -> DriftScores:
 
 
 def ladder_results(
-    *, policy_gain: float = 1.2, label: str = "mine", is_marked: bool = False, **others: Any
+    *,
+    plain: float = 40.0,
+    policy_gain: float = 1.2,
+    label: str = "mine",
+    is_marked: bool = False,
+    **others: Any,
 ) -> LadderResult:
     """Of batch size 1; `label` is a policy's."""
-    rates = {"plain ar": 40.0, "tree static": 100.0, f"policy {label}": 100 * policy_gain}
+    rates = {"plain ar": plain, "tree static": 100.0, f"policy {label}": 100 * policy_gain}
     rates |= {"features R_feat": 150.0, "oracle R_prob": 160.0}
     rates |= {"clairvoyant R_clair": 300.0, "ceiling R_ceil": 400.0}
     rungs = []
     for name, rate in rates.items():
         kind, own = name.split()
         told = {"tokens_per_s": around(rate, 3.0), "against_static": around(rate / 100.0)}
-        told |= {"against_plain": around(rate / 40.0), "is_marked": is_marked and own == label}
+        told |= {"against_plain": around(rate / plain), "is_marked": is_marked and own == label}
         rungs.append(example(Rung, kind=kind, label=own, setting="as given", **told))
     told = {"rungs": tuple(rungs), "best_static": "static", "num_prompts": SIZES, "batch_size": 1}
     told |= {"calibration": {"oracle": example(ProbabilityQuality)}}

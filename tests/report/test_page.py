@@ -14,6 +14,7 @@ import pytest
 from specctl.engines.engine import EngineSettings
 from specctl.errors import InputError, TraceEmptyError, TraceMismatchError
 from specctl.replay.acceptance import TraceFigures, trace_figures
+from specctl.replay.ladder.result import ladder_parts
 from specctl.report import Given, Page, build_page, read_given
 from specctl.report.charts import Chart, Series
 from specctl.report.page import TERMS, folding
@@ -141,6 +142,8 @@ NO_WINS = (
     ladder_results(without_decision_cost={"mine": "svip"}),
     ladder_results(is_marked=True),  # the log lacks it
 )
+SLOW = ladder_results(plain=200.0)
+ANSWERS = ("recommendation", "ladder")
 SAID: list[tuple[Given, str, str]] = [
     (Given(COUNTS_ALONE), "recommendation", "None yet. specctl tune finds one"),
     (Given(COUNTS_ALONE), "policies", "there are no times"),
@@ -168,8 +171,9 @@ SAID: list[tuple[Given, str, str]] = [
     (Given(run=run_results(same=False)), "runs", "The texts of best differ from plain decoding's"),
     (Given(run=run_results()), "caveats", "Measured runs are of one machine"),
     (Given(), "caveats", "No cost model: nothing here is a time"),
-    (ALL, "ladder", "mine is the fastest that can be run"),
-    *((Given(ladder=one), "ladder", "static is the fastest that can be run") for one in NO_WINS),
+    (ALL, "ladder", "Best: mine, × 3.00 [2.90, 3.10] of plain decoding"),
+    *((Given(ladder=one), "ladder", "Best: static, ") for one in NO_WINS),
+    *((Given(ladder=SLOW), key, "Drafting does not pay here: static is") for key in ANSWERS),
     (ALL, "caveats", "replay.json was made from other traces"),
     (ALL, "caveats", "ladder.json was made from other traces"),
     (ALL, "caveats", "tune.json was made from other traces"),
@@ -226,6 +230,16 @@ def test_the_best_possible_is_that_of_the_tuned_load_or_none() -> None:
         marks_of(STATIC)[-1] == "(no data supplied): the best possible: give --ladder ladder.json"
     )
     assert "× 1: it is the best static setting itself" in marks_of(STATIC)
+
+
+def test_an_estimate_that_a_setting_beats_is_no_limit() -> None:
+    ladder = ladder_results(policy_gain=1.7)
+    assert "(not known): the best possible: mine beats its estimate" in marks_of(
+        Given(None, ladder)
+    )
+    said = " ".join(map(str, ladder_parts(ladder)))
+    assert "no headroom shown" in said
+    assert "not known, as mine is faster than the estimate of R_prob" in said
 
 
 def test_a_run_counts_for_the_artifact_that_was_tuned() -> None:

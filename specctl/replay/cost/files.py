@@ -237,6 +237,8 @@ def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | Non
     remarks = ["error not known" if error is None else f"error of a time {error:.1%}"]
     if check is not None:
         remarks.append(_off_by(check))
+    elif isinstance(model, TableCost) and (busy := model.disturbed_check) is not None:
+        remarks.append(f"its check was disturbed, {busy.waited:.0%} of its time waiting")
     names = f"of {model.pair.target} + {model.pair.drafter}"
     ours = model.pair.target_digest, model.pair.drafter_digest
     if pair is None:

@@ -499,12 +499,21 @@ class TableCost(CostModel):
     @property
     def failed_check(self) -> FailedCheck | None:
         """The worst check, if its error exceeds `LARGEST_ERROR` and waiting does not explain it."""
+        worst = None if self.disturbed_check else self._large_error
+        return worst and FailedCheck(worst.error, worst.policy)
+
+    @property
+    def disturbed_check(self) -> LiveCheck | None:
+        """The worst check, if its error exceeds `LARGEST_ERROR` and waiting may explain it."""
+        undisturbed = max((abs(check.undisturbed_error) for check in self.checks), default=0.0)
+        worst = self._large_error
+        is_explained = worst and worst.waited > WAITING and undisturbed <= LARGEST_ERROR
+        return worst if is_explained else None
+
+    @property
+    def _large_error(self) -> LiveCheck | None:
         worst = max(self.checks, key=lambda check: abs(check.error), default=None)
-        if worst is None or abs(worst.error) <= LARGEST_ERROR:
-            return None
-        undisturbed = max(abs(check.undisturbed_error) for check in self.checks)
-        is_explained = worst.waited > WAITING and undisturbed <= LARGEST_ERROR
-        return None if is_explained else FailedCheck(worst.error, worst.policy)
+        return worst if worst and abs(worst.error) > LARGEST_ERROR else None
 
     def times(self, policy: Policy) -> bool:
         name = decider_of(policy)

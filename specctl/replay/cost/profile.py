@@ -348,9 +348,12 @@ def check_verdict(model: TableCost) -> str:
         return "The clock was not checked by decoding."
     if abs(worst.error) <= LARGEST_ERROR:
         return f"The clock holds: off by at most {abs(worst.error):.0%} in its own check."
-    if model.failed_check is None:
+    if model.disturbed_check is not None:
         undisturbed = max(abs(check.undisturbed_error) for check in model.checks)
-        return f"The clock holds on a quiet machine: {undisturbed:.0%} off without the waiting."
+        return (
+            f"The clock's check was disturbed, {worst.waited:.0%} of its time waiting: off by "
+            f"{undisturbed:.0%} without that. Measure again on a quiet machine."
+        )
     off = f"off by {worst.error:+.0%} in its own check ({rounded(worst.policy)})"
     return f"The clock is {off}: measure again on a quiet machine."
 

@@ -24,7 +24,7 @@ from specctl.formatting import (
     sampling,
 )
 from specctl.records import json_bytes
-from specctl.replay.facts import MARKED_BELOW, PLAIN, ResultRecord, TraceFacts
+from specctl.replay.facts import MARKED_BELOW, PLAIN, ResultRecord, TraceFacts, why_plain
 from specctl.replay.ladder.estimates import ProbabilityQuality
 from specctl.stats import Interval, intervals_over
 
@@ -98,10 +98,14 @@ class LadderResult(Ladder, TraceFacts):
     kind: Literal["ladder"]
 
     @property
+    def supported(self) -> list[Rung]:
+        """The runnable rungs that the log supports."""
+        return [r for r in self.rungs if r.kind in RUNNABLE and not r.is_marked]
+
+    @property
     def fastest(self) -> Rung:
         """The fastest runnable rung that the log supports and that can win."""
-        runnable = [r for r in self.rungs if r.kind in RUNNABLE and not r.is_marked]
-        able = [rung for rung in runnable if self.can_win(rung.label)]
+        able = [rung for rung in self.supported if self.can_win(rung.label)]
         return max(able, key=lambda rung: rung.tokens_per_s.value)
 
     @property
@@ -111,6 +115,19 @@ class LadderResult(Ladder, TraceFacts):
         best, static = self.fastest, self.rung(self.best_static)
         wanted = (best, static) if best.against_static.low > 1 else (static,)
         return next((rung for rung in wanted if rung.against_plain.low > 1), self.rung(PLAIN))
+
+    def why_plain(self) -> str:
+        """The reason for plain decoding, where it is to be run."""
+        best = self.fastest if self.fastest.label != PLAIN else self.rung(self.best_static)
+        gains = [rung.against_plain for rung in self.supported if rung.label != PLAIN]
+        return why_plain(best.label, best.against_plain, gains, self.time_error)
+
+    @property
+    def beaten_estimate(self) -> Rung | None:
+        """The fastest runnable rung where it is faster than R_prob, which then is no limit."""
+        [oracle] = (rung for rung in self.rungs if rung.kind == "oracle")
+        best = max(self.supported, key=lambda rung: rung.tokens_per_s.value)
+        return best if best.tokens_per_s.value > oracle.tokens_per_s.value else None
 
 
 # --------------------------------------------------------------------------------- shown
@@ -154,8 +171,10 @@ def ladder_parts(result: LadderResult) -> list[Any]:
 def ladder_verdict(result: LadderResult) -> str:
     """The fastest setting that can be run, and the most that any policy could add to it."""
     run, headroom = result.to_run, result.split.headroom
-    gain = f", × {run.against_plain.text('.2f')} of plain decoding" if run.label != PLAIN else ""
-    if not headroom.low > 0:
+    if run.label == PLAIN:
+        return f"Plain decoding is kept. {result.why_plain()}"
+    gain = f", × {run.against_plain.text('.2f')} of plain decoding"
+    if not headroom.low > 0 or result.beaten_estimate is not None:
         return f"Best: {run.label}{gain}; no headroom shown."
     return f"Best: {run.label}{gain}; headroom {headroom.text('+.1%')}."
 
@@ -205,7 +224,9 @@ def ladder_notes(result: LadderResult) -> Iterator[str]:
     )
     lead = result.split.headroom
     advice = "the data show none, so no share of it is given."
-    if lead.low > 0:
+    if (best := result.beaten_estimate) is not None:
+        advice = f"not known, as {best.label} is faster than the estimate of R_prob."
+    elif lead.low > 0:
         advice = f"{lead.text('+.1%')}."
         if lead.high < WORTHWHILE:
             advice += " A better drafter is worth more than a policy."

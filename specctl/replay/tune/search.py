@@ -216,6 +216,7 @@ class TuneSearch:
             rungs=rungs,
             families=tuple(families),
             left_out=left_out,
+            time_error=self.time_error,
             policies=policies,
         )
         return verdict, candidates[chosen]

@@ -124,7 +124,7 @@ class Tuning:
         conditions["by_context"] = lengths_by_context(
             self.evaluator.log, self.evaluator.model, self.search.split, self.search.seed
         )
-        result = TuneResult(kind="tune", **conditions, **dict(verdict))
+        result = TuneResult(kind="tune", **(conditions | dict(verdict)))
         families = {family.name: family.artifact for family in self.search.families}
         artifact = families.get(chosen.family)
         evidence = [one.manifest.evidence for _, one in artifact.parts] if artifact else []

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from specctl.formatting import Detail, Table, count, listed, pair_title
-from specctl.replay.facts import MARKED_BELOW, PLAIN, ResultRecord, TraceFacts
+from specctl.replay.facts import MARKED_BELOW, PLAIN, ResultRecord, TraceFacts, why_plain
 from specctl.replay.ladder.result import SideSizes
 from specctl.replay.tune.contexts import ContextLength, context_table
 from specctl.replay.tune.evaluators import Objective
@@ -131,6 +131,7 @@ class TuneVerdict(ResultRecord):
     rungs: tuple[HalvingRung, ...]  # of the halving
     families: tuple[FamilySearch, ...]
     left_out: tuple[str, ...]  # families without a supported setting
+    time_error: float | None = None  # see `TraceFacts`
     # the baseline, the best of each family, and plain decoding unless it is the baseline
     policies: tuple[Standing, ...] = Field(min_length=1)
 
@@ -151,7 +152,7 @@ class TuneVerdict(ResultRecord):
     def sentence(self) -> str:
         """The written setting, against the best static setting and against plain decoding."""
         if self.chosen == PLAIN:
-            return "Best: plain decoding. Drafting does not pay here."
+            return f"Plain decoding is kept. {self.why_plain()}"
         held_out, name = self.standing(self.chosen).held_out, self.names[self.chosen]
         plain, parts = held_out.against_plain, [f"Best: {name}"]
         if self.chosen != self.baseline:
@@ -165,14 +166,12 @@ class TuneVerdict(ResultRecord):
 
     def why_plain(self) -> str:
         """The reason for plain decoding, where it is chosen."""
-        drafts = self.winner_on_train if self.beats_static else self.baseline
+        takes_part = self.beats_static or self.baseline == PLAIN
+        drafts = self.winner_on_train if takes_part else self.baseline
         if drafts == PLAIN:
-            return "Drafting does not pay here: no setting is faster than plain decoding."
-        gain = self.standing(drafts).held_out.against_plain.text(".2f")
-        return (
-            f"Drafting does not pay here: {self.names[drafts]} is × {gain} of plain decoding, no "
-            "gain beyond chance."
-        )
+            return "No setting is faster, even on training prompts."
+        gains = {p.policy: p.held_out.against_plain for p in self.policies if p.policy != PLAIN}
+        return why_plain(self.names[drafts], gains[drafts], gains.values(), self.time_error)
 
     def why_static(self, *, all_can_win: bool) -> str:
         """The reason for the best static setting, where policies were searched beside it."""
@@ -211,10 +210,8 @@ class TuneResult(TuneVerdict, TraceFacts):
     def reasons(self) -> Iterator[str]:
         """The verdict's reasons, and the source of its times."""
         searched = any(one.policy not in (self.baseline, PLAIN) for one in self.policies)
-        if searched and not self.beats_static:
+        if searched and not self.beats_static and self.baseline != PLAIN:
             yield self.why_static(all_can_win=all(self.can_win(p.policy) for p in self.policies))
-        if self.chosen == PLAIN:
-            yield self.why_plain()
         if self.clock is not None:
             yield f"Times: {self.clock}."
 
