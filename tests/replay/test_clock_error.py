@@ -14,7 +14,7 @@ import pytest
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy
 from specctl.replay.config import TuneConfig
-from specctl.replay.cost.files import check_clock, save_cost_model
+from specctl.replay.cost.files import check_clock, clock_of, save_cost_model
 from specctl.replay.cost.live import deciding_policies
 from specctl.replay.cost.model import SD_OF_MEAN, DeciderCost, HeldOut, LiveCheck, TableCost
 from specctl.replay.facts import why_plain
@@ -269,6 +269,7 @@ def test_the_page_warns_of_a_forced_clock() -> None:
 def test_waiting_may_explain_a_check(off_by: float, waited: float, fails: bool) -> None:  # noqa: FBT001
     model = measured(off_by=off_by, waited=waited)
     assert (model.failed_check is not None) is fails
+    assert ("disturbed, 33% of its time waiting" in str(clock_of(model, None))) is (waited == 0.33)
     check_clock(model, force=True)
 
 

@@ -500,7 +500,7 @@ class TableCost(CostModel):
     def failed_check(self) -> FailedCheck | None:
         """The worst check, if its error exceeds `LARGEST_ERROR` and waiting does not explain it."""
         worst = None if self.disturbed_check else self._large_error
-        return worst and FailedCheck(worst.error, worst.policy)
+        return None if worst is None else FailedCheck(worst.error, worst.policy)
 
     @property
     def disturbed_check(self) -> LiveCheck | None:
