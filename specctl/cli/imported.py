@@ -97,21 +97,15 @@ def _what_to_do(figures: dict[str, Any]) -> Table:
     for one in figures["best_lengths"]:
         gain, ends = _of_best(one, "over_plain_range", ".2f"), one["over_plain_interval"]
         gain = (f"x {gain}" if gain else "-") + (f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "")
-        best, *others = one["num_draft_tokens"]
-        rates, now = one["tokens_per_s_range"], "-"
-        if sweep["is_exact"] and not others and rates[depth]:
-            now = f"x {rates[best][0] / rates[depth][0]:.2f}"
-        speed = _of_best(one, "tokens_per_s_range", ",.0f")
-        rows.append((str(one["batch_size"]), _lengths(one), gain, now, speed))
+        cells = [str(one["batch_size"]), _lengths(one), gain]
+        if sweep["is_exact"]:  # one length is the best
+            [best], rates = one["num_draft_tokens"], one["tokens_per_s_range"]
+            cells.append(f"x {rates[best][0] / rates[depth][0]:.2f}" if rates[depth] else "-")
+        rows.append((*cells, _of_best(one, "tokens_per_s_range", ",.0f")))
+    now = [f"over the log's {depth}"] * sweep["is_exact"]
     return Table(
         f"What to do, on {figures['clock']}",
-        (
-            "requests",
-            "best length",
-            "over plain decoding",
-            f"over the log's {depth}",
-            "tokens/s of all",
-        ),
+        ("requests", "best length", "over plain decoding", *now, "tokens/s of all"),
         rows,
     )
 

@@ -64,7 +64,7 @@ def explain(
     else:
         best = [best_lengths(figures, advice, size) for size in advice.batch_sizes]
         schedule = _schedule(figures, advice)
-        worth = _limits(best, sweep, advice)
+        worth = _limits(best, sweep, advice, has_schedule=schedule is not None)
         if schedule and schedule[-1][1] == 0 and len(schedule) > 1:
             worth.append(f"From {schedule[-1][0]} requests on drafts cost more than they bring.")
         by_context = by_context and [_at_context(part, advice) for part in by_context]
@@ -201,7 +201,9 @@ def change_words(change: Sequence[float] | None) -> str:
     return f"{verdict}: {(low + high) / 2:+.2f}, 95% interval {low:+.2f} to {high:+.2f}"
 
 
-def _limits(best: Sequence[dict[str, Any]], sweep: dict[str, Any], advice: Advice) -> list[str]:
+def _limits(
+    best: Sequence[dict[str, Any]], sweep: dict[str, Any], advice: Advice, *, has_schedule: bool
+) -> list[str]:
     """Limits of the best lengths, in sentences."""
     depth, limits = len(sweep["chains"]), [advice.doubt] * bool(advice.doubt)
     if sweep["if_chains"]:
@@ -224,7 +226,7 @@ def _limits(best: Sequence[dict[str, Any]], sweep: dict[str, Any], advice: Advic
         else:
             least, most = advice.reach
             line = f"The logs reach from {least} to {most} requests: {sizes} not judged"
-            if _is_below(advice) and not advice.doubt:
+            if _is_below(advice) and has_schedule:
                 line += f", and below {least} Set keeps the log's {depth}"
             limits.append(f"{line}.")
     return limits
