@@ -7,8 +7,8 @@ tokens, or if only the mean is known. Longer chains remain unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, combinations
 from typing import Any
 
 from specctl.stats import MIN_PROMPTS, share
@@ -124,6 +124,37 @@ def sweep_of(ranges: Sequence[Range], basis: str, if_chains: str = "") -> dict[s
         )
         before = found[0]
     return {"basis": basis, "is_exact": is_exact, "if_chains": if_chains, "chains": chains}
+
+
+def narrowed(sweep: dict[str, Any], measured: Mapping[int, Range]) -> dict[str, Any]:
+    """A sweep of ranges with τ of shorter drafts, by length, as other logs of the drafter have it.
+
+    No position is accepted more often than one before it, so τ by length is concave: it is above
+    the line through a measured length on either side, and below that through two of one side. The
+    sweep stays as it is where the logs contradict each other.
+    """
+    own = [tuple(chain["mean_acceptance_length_range"]) for chain in sweep["chains"]]
+    known = {0: (1.0, 1.0), len(own): own[-1], **measured}
+    ranges = list[Range]()
+    for length, (low, high) in enumerate(own, start=1):
+        if length in known:
+            low, high = max(low, known[length][0]), min(high, known[length][1])
+        for first, last in combinations(sorted(known), 2):
+            (first_low, first_high), (last_low, last_high) = known[first], known[last]
+            if first <= length <= last:
+                along = (length - first) / (last - first)
+                low = max(low, first_low + (last_low - first_low) * along)
+            elif length > last:
+                rise = (last_high - first_low) / (last - first)
+                high = min(high, last_high + max(rise, 0.0) * (length - last))
+            else:
+                rise = (last_low - first_high) / (last - first)
+                high = min(high, first_high - max(rise, 0.0) * (first - length))
+        if low > high + 1e-9:
+            return sweep
+        ranges.append((low, max(low, high)))
+    basis = "a range between measured lengths: no position is accepted more often than one before"
+    return sweep_of(ranges, basis, sweep["if_chains"])
 
 
 def mean_figures(

@@ -7,6 +7,7 @@ from typing import Any
 
 from specctl.errors import InputError
 from specctl.formatting import listed
+from specctl.logs.acceptance_figures import narrowed
 from specctl.logs.advice import Advice, explain
 from specctl.logs.comparing import compared, refuse_repeats, servers
 from specctl.logs.foreign import foreign
@@ -155,10 +156,8 @@ def _explained(
     models, own = summary.get("models"), own or {}
     if models is None:
         return explain(summary, advice or next(iter(own.values()), None))
-    lengths = {
-        name: len(sweep["chains"]) if (sweep := of["fixed_length_sweep"]) else 0
-        for name, of in models.items()
-    }
+    sweeps = {name: of["fixed_length_sweep"] for name, of in models.items()}
+    lengths = {name: len(sweep["chains"]) if sweep else 0 for name, sweep in sweeps.items()}
 
     def of_log(name: str) -> Advice | None:
         return own.get(models[name].get("source", ""))
@@ -166,9 +165,18 @@ def _explained(
     explained, for_clock = dict[str, dict[str, Any]](), list[str]()
     for name, figures in models.items():
         mine = of_log(name)
-        longest = max(lengths[other] for other in models if of_log(other) is mine)
+        together = [other for other in models if of_log(other) is mine]
+        longest = max(lengths[other] for other in together)
         if mine and lengths[name] < longest:
             for_clock.append(name)
+        elif mine and longest and not sweeps[name]["is_exact"]:
+            measured = {
+                lengths[other]: sweeps[other]["chains"][-1]["mean_acceptance_length_range"]
+                for other in together
+                if 0 < lengths[other] < longest
+            }
+            if measured:
+                figures = {**figures, "fixed_length_sweep": narrowed(sweeps[name], measured)}
         given = advice or (None if name in for_clock else mine)
         has_prices = not (mine or summary.get("comparison"))
         explained[name] = explain(figures, given, has_prices=has_prices)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from specctl.engines.lengths import length_lines
 from specctl.errors import InputError
 from specctl.logs import sources
-from specctl.logs.acceptance_figures import chain_figures, mean_ranges, sweep_of
+from specctl.logs.acceptance_figures import chain_figures, mean_ranges, narrowed, sweep_of
 from specctl.logs.advice import Advice, best_lengths, explain
 from specctl.logs.importing import import_files
 from specctl.logs.sources import Source
@@ -378,6 +378,41 @@ def test_a_clock_is_held_against_the_log(factor: float, says: str, *, is_forced:
     refuted = "another" in says and not is_forced
     assert (found["best_lengths"] is None, found["schedule"] is None) == (refuted, refuted)
     assert ("Drafting 4 tokens pays" in said) == refuted
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=3, max_size=6),
+    st.sets(st.integers(1, 5), min_size=1),
+    st.floats(0.0, 0.1),
+)
+def test_measured_lengths_narrow_the_others(rates: list[float], at: set[int], off: float) -> None:
+    """The truth stays inside, and a measured length is known as its log has it."""
+    taus = [1 + sum(sorted(rates, reverse=True)[:k]) for k in range(len(rates) + 1)]
+    ends = [(max(tau - off, 1.0), tau + off) for tau in taus]
+    sweep = sweep_of(mean_ranges(ends[-1], len(rates)), "a range")
+    found = narrowed(sweep, {k: ends[k] for k in at if k < len(rates)})
+    for k, (one, other) in enumerate(zip(found["chains"], sweep["chains"], strict=True), start=1):
+        low, high = one["mean_acceptance_length_range"]
+        assert low - 1e-9 <= taus[k] <= high + 1e-9
+        assert other["mean_acceptance_length_range"][0] <= low
+        assert high <= other["mean_acceptance_length_range"][1] + 1e-9
+        if k in at:
+            assert ends[k][0] <= low <= high <= ends[k][1] + 1e-9
+
+
+def test_a_log_of_means_at_a_shorter_length() -> None:
+    """SGLang's means at 2 and 5 tokens: the mean at 2 is not guessed from that at 5."""
+
+    def log(length: int, mean: float) -> str:
+        start = f"speculative_eagle_topk=1, speculative_num_draft_tokens={length + 1}"
+        lines = [sglang_line(4, mean, (mean - 1) / length, second=n) for n in range(9)]
+        return "\n".join([sglang_start(start), *lines])
+
+    found = import_files([Source("5", log(5, 3.0).encode()), Source("2", log(2, 2.3).encode())])
+    low, high = found["models"]["5"]["fixed_length_sweep"]["chains"][1][
+        "mean_acceptance_length_range"
+    ]
+    assert (low, high) == (pytest.approx(2.295), pytest.approx(2.305))
 
 
 def test_logs_that_are_no_clock() -> None:
