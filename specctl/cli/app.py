@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -236,10 +238,17 @@ def _refuse_words(error: typer.TyperException) -> int:
         hint = f"such as: {shown[0]}" if shown else see
         if long == "--registry":
             hint = "give it, or set SPECCTL_REGISTRY"
+    elif (given := re.fullmatch("No such command '(.+)'", message)) and _is_log(given[1]):
+        hint = f"to read it, write: specctl import {shlex.quote(given[1])}"
     elif "id you mean" not in hint:
         words = re.findall("'([^' ]+)'", message)[1:] or [""]  # what was given, and its choices
         hint = did_you_mean(words[0], words[1:], see)
     return _refuse(UsageError(message, hint=hint))
+
+
+def _is_log(word: str) -> bool:
+    """Whether a word in place of a verb is a file, or the address of a page."""
+    return word.startswith(("http://", "https://")) or Path(word).is_file()
 
 
 def _refuse(error: SpecctlError) -> int:

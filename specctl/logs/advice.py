@@ -21,6 +21,7 @@ NOT_BY_CONTEXT = (
     "vLLM 0.33, SGLang 0.5.23 and llama.cpp 11549 pick no length by context: send requests of "
     "these lengths to servers of their own."
 )
+_CHANCE = 0.01  # below which a change is told: 1 in 20 is seen often in many logs
 _MAX_LOADS = 512
 """Largest load up to which every one is judged for a schedule."""
 
@@ -166,13 +167,14 @@ def _movement_words(figures: dict[str, Any]) -> list[str]:
         line = f"Over time: τ {first:.2f} in the first half of the log, {second:.2f} in the second"
         if chance is None:
             line += ": too few lines to tell from chance."
-        elif chance >= 0.05:
+        elif chance >= _CHANCE:
             line += ": no difference beyond chance."
         else:
             parts = [part["mean_acceptance_length"] for part in over["parts"]]
             line += f" ({parts[0]:.2f} in the first of {len(parts)} parts, {parts[-1]:.2f} in the "
-            line += f"last). Acceptance {'fell' if second < first else 'rose'}: the parts in "
-            line += f"random order differ as much in {chance:.1%}."
+            line += f"last). τ {'fell' if second < first else 'rose'} by "
+            line += f"{abs(second / first - 1):.1%}: parts in random order differ as much in "
+            line += f"{chance:.1%}."
         lines.append(line)
     processes = figures.get("processes") or []
     if len(processes) > 1:

@@ -18,7 +18,7 @@ from specctl.formatting import listed
 from specctl.logs.advice import change_words
 from specctl.logs.server_log import Interval, ServerLog
 from specctl.logs.sources import Spot
-from specctl.stats import MIN_PROMPTS
+from specctl.stats import MIN_PROMPTS, QUANTILE
 
 _OF_SERVER = ("model", "version")
 _OF_DRAFTS = (*_OF_SERVER, "method", "method argument", "drafter", "drafter argument")
@@ -82,9 +82,9 @@ def refuse_repeats(logs: Sequence[ServerLog]) -> None:
         lines = [replace(one, spot=_PLAIN.spot, process="") for one in log.intervals]
         other = seen.setdefault((*lines, *log.plain), log)
         if other is not log:
-            raise InputError(
-                f"{log.name} has the lines of {other.name} again", hint="give each log once"
-            )
+            what = f"has the lines of {other.name} again"
+            what = "is given twice" if log.name == other.name else what
+            raise InputError(f"{log.name} {what}", hint="give each log once")
 
 
 # --------------------------------------------------------------------------- what changed
@@ -164,7 +164,7 @@ def _speed_words(before: Sequence[Interval], after: Sequence[Interval]) -> str:
     fit = inverse @ speed
     spread = (inverse[0] * (speed - terms @ fit)) @ (inverse[0] * (speed - terms @ fit))
     spread *= len(speed) / (len(speed) - np.linalg.matrix_rank(terms))
-    ratio, low, high = np.exp(fit[0] + np.array([0, -1.96, 1.96]) * np.sqrt(spread))
+    ratio, low, high = np.exp(fit[0] + np.array([0, -QUANTILE, QUANTILE]) * np.sqrt(spread))
     loads = " to ".join(dict.fromkeys(f"{np.exp(end):.0f}" for end in (least, most)))
     verdict = "slower" if high < 1 else "faster" if low > 1 else "no difference beyond chance"
     return f"Tokens/s at {loads} requests: x {ratio:.2f} [{low:.2f}, {high:.2f}], {verdict}."

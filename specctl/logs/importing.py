@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specctl.errors import InputError
+from specctl.errors import InputError, UsageError
 from specctl.formatting import listed
 from specctl.logs.acceptance_figures import narrowed
 from specctl.logs.advice import Advice, explain
@@ -92,6 +92,7 @@ def import_files(
             raise log.refusal()
     refuse_repeats(logs)
     if advice is not None:
+        _check_context(advice.context_tokens, logs)
         return _explained(_of_logs(logs), held_against(advice, logs))
     together, taken = servers(logs)
     own = own_advices(together, batch_sizes)
@@ -100,6 +101,17 @@ def import_files(
     plain = [name for name in summary["without_drafts"] if name in timed]
     for_clock = [*summary.get("for_clock", ()), *plain]
     return {**summary, "for_clock": for_clock, "taken": taken}
+
+
+def _check_context(tokens: float, logs: Sequence[ServerLog]) -> None:
+    for log in logs:
+        longest = max(map(int, log.settings.get("max_seq_len", ())), default=tokens)
+        if tokens > longest:
+            raise UsageError(
+                f"--context-tokens {tokens:.0f} is more than the server of {log.name} takes: "
+                f"max_seq_len={longest:.0f}",
+                hint="give the usual text of a request",
+            )
 
 
 def _of_scrapes(scrapes: Sequence[Scrape]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from specctl.stats import MIN_PROMPTS, Floats, ratio_of_sums
 _MAX_BLOCKS = 200
 """Most consecutive blocks of intervals that an interval is taken over."""
 _MAX_PARTS = 12
+_MIN_ORDERED = 10
+"""Fewest parts whose orders, 252, tell a chance of 1 in 100."""
 
 
 def grouped(log: ServerLog) -> dict[str, list[Interval]]:
@@ -204,5 +206,5 @@ def over_time(intervals: Sequence[Interval]) -> dict[str, Any] | None:
         ],
         "first_half": float(halves[0][0]),
         "second_half": float(halves[1][0]),
-        "chance": float(np.mean(off >= off[0] - 1e-12)) if len(parts) >= MIN_PROMPTS else None,
+        "chance": float(np.mean(off >= off[0] - 1e-12)) if len(parts) >= _MIN_ORDERED else None,
     }

@@ -143,7 +143,7 @@ class ServerLog:
             )
         if self.left_out:
             [(reason, count)] = self.left_out.most_common(1)
-            more = f", as {count - 1:,} more" if count > 1 else ""
+            more = f", like {count - 1:,} more" if count > 1 else ""
             spot = self.first_left_out[reason]
             return InputError(f"{spot}: this line {reason}{more}", hint=_FIX.get(reason, _COPY))
         engine, (lines, flag, otherwise) = ENGINES[self.engine], _DRAFTS[self.engine]

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ _NO_TEXT = {
     b"%PDF": ("a PDF", "copy the lines as text"),
     b"\xff\xd8\xff": ("a picture", "copy the lines as text"),
 }
+_ADDRESS = re.compile(r"[\w.\-]+:\d+(?:/|$)|[\w.\-]+\.\w+(?::\d+)?/metrics$")
 _BOMS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be", b"\xef\xbb\xbf": "utf-8"}
 
 
@@ -60,6 +62,8 @@ class Source:
         name = str(place)
         if name == "-":
             return cls("standard input", sys.stdin.buffer.read())
+        if _ADDRESS.match(name) and not Path(name).exists():
+            raise InputError(f"{name} is no file", hint=f"for a page, write http://{name}")
         return cls(name, _fetch(name)) if name.startswith(SCHEMES) else cls(name)
 
     @contextmanager

@@ -34,6 +34,7 @@ from specctl.logs.server_log import (
 from specctl.logs.wrappers import Line, is_cut
 
 _MEAN = re.compile(rf"Mean\s*acceptance\s*length:\s*{NUMBER}")
+_NO_FIGURE = re.compile(r"acceptance\s*length:\s*[^\s\d]")  # of a program that prints such lines
 _TOKENS = re.compile(r"Accepted:\s*(\d{1,12})\s*tokens.*?Drafted:\s*(\d{1,12})\s*tokens")
 _RATES = re.compile(rf"Per-position\s*acceptance\s*rate:\s*\[?({NUMBER}(?:,\s*{NUMBER})*)")
 _AVERAGE = re.compile(rf"Avg\s*Draft\s*acceptance\s*rate:\s*{NUMBER}%")
@@ -46,6 +47,7 @@ _SPECULATIVE = re.compile(
 _SETTING = re.compile(
     r"'?\b(method|model|num_spec_tokens|num_speculative_tokens)'?[=:] ?'?([\w./\-]+)'?"
 )
+_CONTEXT = re.compile(r"max_seq_len=(\d{1,9})")
 _MODEL = re.compile(r"config: model='([^']*)'")
 _CORE = re.compile(r"EngineCore\w* pid=\d+")
 """The process that starts an engine; another prints its lines."""
@@ -86,6 +88,8 @@ class VllmLog:
                 self.log.set("version", version[1].rstrip("."), process)
             if model := _MODEL.search(line.text):
                 self.log.set("model", model[1], process)
+            if context := _CONTEXT.search(line.text):
+                self.log.set("max_seq_len", context[1], process)
             self._settings(line.text, process)
         elif mark == "non-default args:":
             self._settings(line.text, line.process)
@@ -117,7 +121,7 @@ def _interval(line: Line, run: str, load: tuple[int, float] | None) -> Interval 
         return NO_DRAFTS
     if tokens and rates is None and text.lstrip().startswith("Draft acceptance rate"):
         return BEFORE_0_9
-    if is_cut(line):
+    if is_cut(line) and not _NO_FIGURE.search(text):
         return CUT
     if tokens is None or mean is None or rates is None or "\ufffd" in text:
         return "lacks figures that vLLM 0.9 to 0.33 prints"

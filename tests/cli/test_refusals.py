@@ -42,6 +42,8 @@ from tests.cli.conftest import SMALL
 LIGHT: list[tuple[int, str, str]] = [
     # Words that do not exist.
     (USAGE, "replya DENSE", "No such command 'replya'. Did you mean 'replay'?"),
+    (USAGE, "p.txt", "No such command 'p.txt'; to read it, write: specctl import p.txt"),
+    (USAGE, "http://h/metrics", "write: specctl import http://h/metrics"),
     (USAGE, "run p.txt --limt 3", "No such option: --limt; did you mean --limit?"),
     (USAGE, "run p.txt --policy eagle3", "policy 'eagle3' is no word of a policy"),
     (USAGE, "export tune.json --to vllm", "'tune.json' is no file or folder"),
@@ -77,6 +79,8 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "registry list --registry=", "the value of --registry is empty"),
     (REGISTRY, "registry push ./x n --alias v1 --registry r", "'v1' is the number of a version"),
     # Files that are not there, or are something else.
+    (INPUT, "import p.txt --cost-model p.txt", "a log is a source of specctl import"),
+    (INPUT, "import h:80/metrics", "h:80/metrics is no file; for a page, write http://h:80/met"),
     (INPUT, "run nofile.txt", "nofile.txt is no such file; name a prompt file, or"),
     (INPUT, "run p.csv", "p.csv has no column of prompts, but 'a', 'b'; name it in the fi"),
     (INPUT, "run empty.txt", "empty.txt has no prompt"),

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from math import log, pi
 from pathlib import Path
@@ -20,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specctl.engines.lengths import length_lines
-from specctl.errors import InputError
+from specctl.errors import InputError, UsageError
 from specctl.logs import sources
 from specctl.logs.acceptance_figures import chain_figures, mean_ranges, narrowed, sweep_of
 from specctl.logs.advice import Advice, best_lengths, explain
@@ -470,6 +471,17 @@ def test_a_log_given_twice() -> None:
     texts = [timed_vllm(4, LOADS), timed_vllm(4, LOADS)]
     with pytest.raises(InputError, match="1 has the lines of 0 again; give each log once"):
         import_files([Source(str(n), text.encode()) for n, text in enumerate(texts)])
+    with pytest.raises(InputError, match="0 is given twice; give each log once"):
+        import_files([Source("0", text.encode()) for text in texts])
+
+
+def test_a_context_longer_than_the_server_takes() -> None:
+    start = START.replace("dtype=", "max_seq_len=8192, dtype=")
+    log = Source("k5.log", (start + timed_vllm(4, LOADS)).encode())
+    advice = Advice(lambda _, k, *more: 10 + k, (1,), "CLOCK", context_tokens=8192)
+    assert import_files([log], advice)["num_rounds"]
+    with pytest.raises(UsageError, match=r"than the server of k5.log takes: max_seq_len=8192"):
+        import_files([log], replace(advice, context_tokens=8193))
 
 
 def test_a_log_without_drafts_beside_one_of_sglang() -> None:

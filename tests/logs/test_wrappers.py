@@ -246,7 +246,7 @@ def test_two_interleaved_streams_of_parts() -> None:
 def test_parts_whose_rest_grep_left_out() -> None:
     own = parts(vllm_log(), 150, Z + " stderr P {line}", Z + " stderr F {line}")
     begun = [line for line in own if "SpecDecoding" in line]
-    assert "is cut off or split: its end is missing, as 2 more" in refused("\n".join(begun))
+    assert "is cut off or split: its end is missing, like 2 more" in refused("\n".join(begun))
 
 
 @pytest.mark.parametrize(

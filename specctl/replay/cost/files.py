@@ -85,9 +85,11 @@ def load_cost_model(path: Path) -> AnyCost:
         problem = describe_violation(error)
     except ArtifactError as error:
         problem = error.problem
+    hint = "correct that, or measure again with specctl profile"
+    if not data.lstrip().startswith(b"{"):
+        hint = "a cost model is written by specctl profile; a log is a source of specctl import"
     raise InputError(
-        f"cost model {path} breaks the format of docs/cost-model.md: {problem}",
-        hint="correct that, or measure again with specctl profile",
+        f"cost model {path} breaks the format of docs/cost-model.md: {problem}", hint=hint
     )
 
 
