@@ -56,7 +56,7 @@ ReferenceArgument = Annotated[
 ]
 AliasArgument = Annotated[str, typer.Argument(help="Alias, e.g. prod.")]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of an artifact.")]
-KeyIdArgument = Annotated[str, typer.Argument(help="Key id, ed25519:HEX, of `trust list`.")]
+KeyIdArgument = Annotated[str, typer.Argument(help="Key id of `trust list`, or its first digits.")]
 SignedNameOption = Annotated[
     str, typer.Option("--name", help="Name that the signature is for: it counts for no other.")
 ]
@@ -304,10 +304,15 @@ def show(name: NameArgument, registry: RegistryOption, trust: TrustOption = None
 
 @verb(registry_app, "log", examples="""specctl registry log qwen3-8b+eagle3@h200:chat""", wide=True)
 def log(name: NameArgument, registry: RegistryOption) -> Answer:
-    """Show the history of a name."""
+    """Show the history of a name.
+
+    Signed entries are marked; `specctl registry verify` checks the signatures.
+    """
     entries = room.open_registry(registry).known_log(name).entries
-    columns = "generation kind alias created actor reason | digest key_id"
-    return _rows(name, [listing.entry_row(logged) for logged in entries], columns)
+    rows = [listing.entry_row(logged) for logged in entries]
+    marked = [{**row, "signed": "yes" if row["key_id"] else "no"} for row in rows]
+    columns = "generation kind alias created actor signed reason | digest key_id"
+    return Answer(rows, _rows(name, marked, columns).parts)
 
 
 @verb(
@@ -384,7 +389,10 @@ def keygen(
     return Answer(made, [f"wrote {out}, {public}\n{key.key_id}"])
 
 
-@verb(registry_app)
+@verb(
+    registry_app,
+    examples="""specctl registry sign tuned/policy --name embedded+eagle3@cpu:demo --key alice""",
+)
 def sign(
     folder: FolderArgument,
     name: SignedNameOption,
@@ -398,7 +406,11 @@ def sign(
     return Answer({"digest": digest}, [f"signed {digest}"])
 
 
-@verb(registry_app, "verify-signature")
+@verb(
+    registry_app,
+    "verify-signature",
+    examples="""specctl registry verify-signature second --name embedded+eagle3@cpu:demo""",
+)
 def verify_signature(
     folder: FolderArgument, name: SignedNameOption, trust: TrustOption = None
 ) -> Answer:
@@ -407,7 +419,11 @@ def verify_signature(
     return Answer({"digest": digest, "key_id": key_id}, [f"verified {digest}\n{key_id}"])
 
 
-@verb(trust_app, "add")
+@verb(
+    trust_app,
+    "add",
+    examples="""specctl registry trust add alice.pub --name 'embedded*' --comment Alice""",
+)
 def trust_add(
     public_key: Annotated[Path, typer.Argument(help="Public key (PEM): OUT.pub of keygen.")],
     names: Annotated[
@@ -429,7 +445,11 @@ def trust_add(
     return Answer(data, shown)
 
 
-@verb(trust_app, "revoke")
+@verb(
+    trust_app,
+    "revoke",
+    examples="""specctl registry trust revoke ed25519:1c671e3c4d54 --reason 'lost laptop'""",
+)
 def trust_revoke(
     key_id: KeyIdArgument,
     reason: Annotated[str, typer.Option(help="Why, for later readers.")],
@@ -439,8 +459,9 @@ def trust_revoke(
 
     None of its signatures is accepted any more, old ones included.
     """
-    edit_trust(trust, lambda known: known.with_revoked(key_id, reason))
-    return Answer({"key_id": key_id}, [f"revoked {key_id}"])
+    before = edit_trust(trust, lambda known: known.with_revoked(key_id, reason))
+    whole = before.only_key(key_id).key_id
+    return Answer({"key_id": whole}, [f"revoked {whole}"])
 
 
 @verb(trust_app, "list")

@@ -118,7 +118,8 @@ def _of_scrapes(scrapes: Sequence[Scrape]) -> dict[str, Any]:
     if len(scrapes) > 2:
         raise InputError(
             f"{len(scrapes)} scrapes, and a window has two ends",
-            hint="give two scrapes of one server, the earlier one first",
+            hint="give two scrapes of one server, the earlier one first, and those of "
+            "different servers each alone",
         )
     scrape = scrapes[0] if len(scrapes) == 1 else scrapes[1].since(scrapes[0])
     since = (

@@ -112,7 +112,8 @@ class Scrape:
             raise InputError(
                 f"{_shown(odd[0])} is in only one of {before.name} and {self.name}, so these "
                 "are not two scrapes of one server",
-                hint="give two scrapes of one server, the earlier one first",
+                hint="give two scrapes of one server, the earlier one first, and those of "
+                "different servers each alone",
             )
         self._refuse_restart(before)
         counted = dict(self.samples)

@@ -39,6 +39,7 @@ from specctl.stores import (
 MAX_SIGNATURES, MAX_SIGNATURE_BYTES = 1024, 32 << 10
 """Envelopes read for one artifact, and the size of each. Writers can add junk; both limits are far
 above honest use."""
+_MEND = "do not use it; delete that object and push again from a good copy"
 _FILES = TypeAdapter(dict[str, FileEntry])
 _ENVELOPE = re.compile(r"signatures/sha256/[0-9a-f]{64}/([0-9a-f]{64})\.json")
 
@@ -135,7 +136,9 @@ class Content:
             fix = "push the artifact again; `specctl registry verify` names all that is missing"
             raise ArtifactError("E_MISSING", place, "the object is missing", hint=fix) from None
         except ObjectTooLargeError:
-            raise ArtifactError("E_SIZE", place, f"more than {max_bytes} bytes") from None
+            raise ArtifactError(
+                "E_SIZE", place, f"more than {max_bytes} bytes", hint=_MEND
+            ) from None
         return checked(place, data, digest)
 
 
@@ -143,8 +146,7 @@ def checked(place: str, data: bytes, digest: str) -> bytes:
     """Returns the data if it has the digest (else E_DIGEST)."""
     found = digest_of(data)
     if found != digest:
-        fix = "do not use it; delete that object and push again from a good copy"
-        raise ArtifactError("E_DIGEST", place, f"its digest is {found}, not {digest}", hint=fix)
+        raise ArtifactError("E_DIGEST", place, f"its digest is {found}, not {digest}", hint=_MEND)
     return data
 
 

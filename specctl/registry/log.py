@@ -148,7 +148,7 @@ class Log:
         self.store, self.registry_id, self.name = store, registry_id, name
         self.entries: list[Logged] = []  # verified; `refresh` reads more
         self.state = NameState()  # after these entries
-        self._judged: tuple[Trust | None, int, NameState] = (None, 0, NameState())
+        self._judged: dict[Trust, tuple[int, NameState]] = {}
 
     def accepted(self, trust: Trust) -> NameState:
         """The state after the entries that `trust` accepts; after all entries if the name needs no
@@ -156,14 +156,12 @@ class Log:
         """
         if not trust.requires(self.name):
             return self.state
-        judge, first, state = self._judged
-        if judge is not trust:
-            first, state = 0, NameState()
+        first, state = self._judged.get(trust, (0, NameState()))
         for generation, logged in enumerate(self.entries[first:], start=first):
             with suppress(ArtifactError):
                 trust.verify(parse_envelope(logged.envelope), self.name)
                 state.apply(logged.entry.action, generation)
-        self._judged = (trust, len(self.entries), state)
+        self._judged[trust] = (len(self.entries), state)
         return state
 
     def refresh(self) -> None:

@@ -147,4 +147,6 @@ def _matched(pattern: re.Pattern[str], what: str, grammar: str, text: str) -> st
     if pattern.fullmatch(text):
         return text
     fix = "take it from `specctl registry show NAME`" if what == "digest" else ""
+    if pattern.fullmatch(text.lower()):
+        fix = f"write it in lower case: {text.lower()}"
     raise RegistryError("E_NAME", what, f"{text!r} is not {grammar}", hint=fix)

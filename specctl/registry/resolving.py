@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from specctl.artifacts.signing import parse_envelope, speaks_of
 from specctl.errors import RegistryError, did_you_mean
 from specctl.registry.content import Content
-from specctl.registry.log import Log, Logged, Pointer
+from specctl.registry.log import Log, Logged, NameState, Pointer
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry
 from specctl.registry.trust import Trust
@@ -67,15 +67,22 @@ def resolve_in(log: Log, reference: Reference, trust: Trust) -> Resolved:
 def pointers(log: Log, trust: Trust) -> dict[str, Pointer]:
     """The aliases as a user sees them, after the last accepted move of each.
 
-    An alias without an accepted move has its last move, which `check_entry` then refuses.
+    An alias without an accepted move has the last one that a revoked key signed, else its last
+    move; `check_entry` then refuses either.
     """
-    return {**log.state.aliases, **log.accepted(trust).aliases}
+    return {alias: at for state in _states(log, trust) for alias, at in state.aliases.items()}
 
 
 def publication(log: Log, trust: Trust, digest: str) -> Logged:
-    """The last accepted publication of a version; the last one, if none is accepted."""
-    generations = log.accepted(trust).versions.get(digest) or log.state.versions[digest]
-    return log.entries[generations[-1]]
+    """The last accepted publication of a version; without one, chosen as in `pointers`."""
+    found = [state.versions[digest] for state in _states(log, trust) if digest in state.versions]
+    return log.entries[found[-1][-1]]
+
+
+def _states(log: Log, trust: Trust) -> tuple[NameState, ...]:
+    """The states after all entries, after those that were accepted before keys were revoked, and
+    after the accepted ones, which count. The others are for the cause of a refusal."""
+    return log.state, log.accepted(trust.before_revocations), log.accepted(trust)
 
 
 def named_digest(log: Log, reference: Reference, trust: Trust) -> str:

@@ -163,6 +163,21 @@ class Trust(Record):
         """A key by its id."""
         return next((key for key in self.keys if key.key_id == key_id), None)
 
+    def only_key(self, start: str) -> TrustedKey:
+        """The key whose id begins so.
+
+        Raises:
+            UsageError: there is none, or several.
+        """
+        fitting = [key for key in self.keys if key.key_id.startswith(start)]
+        if len(fitting) != 1:
+            found = f"{len(fitting)} keys" if fitting else "no key"
+            raise UsageError(
+                f"the trust file has {found} with an id that begins {start}",
+                hint="`specctl registry trust list --json` has the whole ids",
+            )
+        return fitting[0]
+
     def requires(self, name: str) -> bool:
         """Whether a name must be signed: a key, revoked or not, matches it."""
         return any(key.may_sign_for(name) for key in self.keys)
@@ -183,12 +198,16 @@ class Trust(Record):
         return Trust(keys=(*others, key))
 
     def with_revoked(self, key_id: str, reason: str) -> Trust:
-        """Revokes a key; it stays listed, so that it cannot be added again."""
-        if self.key(key_id) is None:
-            raise UsageError(f"the trust file has no key {key_id}")
+        """Revokes a key; it stays listed, so that it cannot be added again. See `only_key`."""
         revoked = {"revoked": Revocation(at=utc_now(), reason=shown(reason)[:256])}
-        change = {key_id: revoked}
+        change = {self.only_key(key_id).key_id: revoked}
         return Trust(keys=tuple(one.model_copy(update=change.get(one.key_id)) for one in self.keys))
+
+    @property
+    def before_revocations(self) -> Trust:
+        """The keys as if none was revoked, to find the entry that a revocation refuses; nothing is
+        accepted by it."""
+        return Trust(keys=tuple(one.model_copy(update={"revoked": None}) for one in self.keys))
 
     def verify(self, envelope: Envelope, name: str) -> str:
         """The id of the key that signed an envelope, trusted for a name (else E_SIG)."""

@@ -136,8 +136,8 @@ def _version(log: Log, trust: Trust, digest: str, entries: Sequence[Logged]) -> 
 def _finding(place: str, error: SpecctlError) -> Finding:
     code = getattr(error, "code", "E_STORE")
     found = error.problem if isinstance(error, CodedError) else error.message
-    if isinstance(error, ArtifactError) and code == "E_MISSING":
-        found += f": {error.field}"
+    if code in ("E_DIGEST", "E_MISSING", "E_SIZE") and isinstance(error, ArtifactError):
+        found += "" if place in error.field else f": {error.field}"
     return Finding(code, place, found)
 
 

@@ -26,6 +26,7 @@ NOT_RUN = {
     "collect prompts.jsonl -o traces --target TARGET --drafter HEAD --workers 8": "eight CPUs",
     "import http://localhost:8000/metrics --watch 60": "a server",
     "registry init --registry s3://bucket/policies": "a bucket",
+    "registry trust revoke ed25519:1c671e3c4d54 --reason 'lost laptop'": "a key of this id",
     "drift traces --policy eagle2": "traffic of over 200 prompts",
     "drift traces --policy NAME@prod --reference march --metrics drift.prom": "traffic of a month",
     "recalibrate recent -p hetero --cost-model cost_model.json -o again": "a log of all its levels",
@@ -75,6 +76,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_artifact(folder / "second", "eagle2")
     for artifact in ("hetero", "second"):
         ready("registry", "push", folder / artifact, PUBLISHED, "--alias", "prod", *place)
+    name = "embedded+eagle3@cpu:demo"
+    ready("registry", "keygen", folder / "alice")
+    ready("registry", "sign", folder / "second", "--name", name, "--key", folder / "alice")
+    trusted = ("--trust", folder / "config" / "specctl" / "trust.json")
+    ready("registry", "trust", "add", folder / "alice.pub", "--name", "embedded*", *trusted)
     return folder
 
 
@@ -85,6 +91,7 @@ def test_examples_run(
     here = Path(shutil.copytree(made, tmp_path / "here"))
     monkeypatch.chdir(here)
     monkeypatch.setenv("SPECCTL_REGISTRY", str(here / "policies"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(here / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # this copy of it is new
     for example in [one for one in examples_of(verb) if one not in NOT_RUN]:
         words = [WORDS.get(word, word) for word in shlex.split(example)]

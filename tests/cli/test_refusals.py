@@ -76,7 +76,9 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "replay DENSE -p chain:0", "chain has the settings num_draft_tokens"),
     (USAGE, "collect p.txt", "--out is required; such as: specctl collect embedded -o traces"),
     (USAGE, "registry list", "--registry is required; give it, or set SPECCTL_REGISTRY"),
+    (USAGE, "registry trust add a.pub", "--name is required; such as: specctl registry trust add"),
     (USAGE, "registry list --registry=", "the value of --registry is empty"),
+    (REGISTRY, "registry pull Toy@prod --registry r", "write it in lower case: toy"),
     (REGISTRY, "registry push ./x n --alias v1 --registry r", "'v1' is the number of a version"),
     # Files that are not there, or are something else.
     (INPUT, "import p.txt --cost-model p.txt", "a log is a source of specctl import"),
@@ -84,6 +86,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (INPUT, "run nofile.txt", "nofile.txt is no such file; name a prompt file, or"),
     (INPUT, "run p.csv", "p.csv has no column of prompts, but 'a', 'b'; name it in the fi"),
     (INPUT, "run empty.txt", "empty.txt has no prompt"),
+    (INPUT, "show nofolder", "PLACE/NAME@ALIAS of a registry; check the path\n"),
     (INPUT, "replay nofolder -p ar", "nofolder is no trace set: no such folder;"),
     (
         MODEL,

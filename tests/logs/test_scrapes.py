@@ -242,7 +242,7 @@ def test_starts_of_other_programs_are_no_restart() -> None:
         (scrape(created=1.7e9), scrape(*LATER, created=1.8e9), "them; import 1 alone"),
         (scrape(), scrape(), "counts no drafts between the scrapes"),
         (scrape(), scrape(*LATER, labels='engine="0",model_name="n"'), "not two scrapes of one"),
-        (scrape(), scrape(*LATER[:-1]), "not two scrapes of one"),
+        (scrape(), scrape(*LATER[:-1]), "and those of different servers each alone"),
         (scrape(), scrape_sglang(), "not two scrapes of one"),
         (api(scrape(), "matrix", 2), scrape(*LATER), "3 scrapes, and a window has two ends"),
     ],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specctl.artifacts.signing import SigningKey
+from specctl.errors import ArtifactError
 from specctl.registry import (
     Package,
     Reader,
@@ -210,8 +211,9 @@ def test_a_digest_pulled_under_one_name_is_no_other_name_s(
     assert code_of(pull_offline, "s3://never/asked", scratch, reader) == "E_OFFLINE"
 
 
-def test_the_trust_file_of_today_counts(signed: MemoryStore, tmp_path: Path) -> None:
-    """Pulled with signatures; then the key is revoked, or another one is trusted instead."""
+def test_the_trust_file_of_today_counts(signed: MemoryStore, real: Real, tmp_path: Path) -> None:
+    """Pulled with signatures; then the key is revoked, or another one is trusted instead. Unsigned
+    entries on top do not hide the revocation."""
     pull(registry_on(signed), PROD, reader_in(tmp_path, RECORD))
     assert pull_offline(URL, PROD, reader_in(tmp_path, RECORD))
     stolen = Revocation(at="2026-01-01T00:00:00Z", reason="stolen")
@@ -222,6 +224,10 @@ def test_the_trust_file_of_today_counts(signed: MemoryStore, tmp_path: Path) -> 
     ]
     for record in others:
         assert code_of(pull_offline, URL, PROD, reader_in(tmp_path, record)) == "E_SIG"
+    push(writer_on(signed), real[0], NAME)
+    promote(writer_on(signed), NAME, "prod", real[0].digest)
+    with pytest.raises(ArtifactError, match=r"was revoked .* \(stolen\)"):
+        pull(registry_on(signed), PROD, reader_in(tmp_path, others[0]))
 
 
 def test_a_note_of_another_owner_or_without_the_signatures_of_today_is_not_read(

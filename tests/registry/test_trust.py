@@ -197,7 +197,7 @@ def test_edits_add_up(tmp_path: Path) -> None:
 def test_a_revoked_key_is_not_trusted_again(tmp_path: Path) -> None:
     place, key = tmp_path / "trust.json", SigningKey.generate()
     edit_trust(place, lambda one: one.with_key(trusted(key)))
-    edit_trust(place, lambda one: one.with_revoked(key.key_id, "lost\x1b[2J laptop"))
+    edit_trust(place, lambda one: one.with_revoked(key.key_id[:20], "lost\x1b[2J laptop"))
     before = place.read_bytes()
     with pytest.raises(UsageError, match="revoked"):
         edit_trust(place, lambda one: one.with_key(trusted(key)))
@@ -210,9 +210,11 @@ def test_a_revoked_key_is_not_trusted_again(tmp_path: Path) -> None:
 def test_a_refused_edit_changes_nothing(tmp_path: Path) -> None:
     place = tmp_path / "trust.json"
     edit_trust(place, lambda one: one.with_key(trusted(SigningKey.generate())))
+    edit_trust(place, lambda one: one.with_key(trusted(KEY)))
     before = place.read_bytes()
-    with pytest.raises(UsageError):
-        edit_trust(place, lambda one: one.with_revoked("ed25519:" + "0" * 64, "lost"))
+    for start, found in (("ed25519:" + "0" * 64, "no key"), ("ed25519:", "2 keys")):
+        with pytest.raises(UsageError, match=f"{found} with an id that begins {start}; .*--json"):
+            edit_trust(place, lambda one, start=start: one.with_revoked(start, "lost"))
     assert place.read_bytes() == before
     place.write_bytes(b"{}")
     assert code_of(edit_trust, place, lambda one: one) == "E_SCHEMA"

@@ -63,11 +63,13 @@ def add(store: MemoryStore, key: str, data: bytes = b"junk") -> None:
 
 
 JUNK = f"{signature_folder(ONE.digest)}/{digest_of(b'junk')[7:]}.json"
+MANIFEST_KEY = manifest_key(TWO.digest)
 DAMAGE: dict[str, tuple[Callable[[MemoryStore], object], str, str]] = {
-    "blob flipped": (lambda store: flip(store, BLOB), "E_DIGEST", ONE.digest),
-    "blob gone": (lambda store: store.delete(BLOB), "E_MISSING", ONE.digest),
-    "manifest flipped": (lambda s: flip(s, manifest_key(TWO.digest)), "E_DIGEST", TWO.digest),
-    "manifest gone": (lambda s: s.delete(manifest_key(TWO.digest)), "E_MISSING", TWO.digest),
+    "blob flipped": (lambda store: flip(store, BLOB), "E_DIGEST", BLOB),
+    "blob gone": (lambda store: store.delete(BLOB), "E_MISSING", BLOB),
+    "blob longer": (lambda store: add(store, BLOB, b"longer than it was"), "E_SIZE", BLOB),
+    "manifest flipped": (lambda store: flip(store, MANIFEST_KEY), "E_DIGEST", MANIFEST_KEY),
+    "manifest gone": (lambda store: store.delete(MANIFEST_KEY), "E_MISSING", MANIFEST_KEY),
     "entry flipped": (lambda store: flip(store, entry_key(NAME, 1)), "E_LOG", entry_key(NAME, 1)),
     "entry gone": (lambda store: store.delete(entry_key(NAME, 0)), "E_LOG", entry_key(NAME, 0)),
     "a log of no name": (lambda s: add(s, "log/A/000000000000.json"), "E_NAME", "log/A"),
@@ -81,7 +83,7 @@ def test_every_kind_of_damage_is_found_and_hides_no_other(store: MemoryStore, ki
     harm, code, place = DAMAGE[kind]
     push(writer_on(store), package("zeta"), "zeta")
     harm(store)
-    assert any(one.code == code and place in one.place for one in findings(store))
+    assert any(one.code == code and place in one.place + one.found for one in findings(store))
     store.delete(blob_key(digest_of(package("zeta").files[TENSORS])))
     places = {one.place for one in findings(store) if one.code == "E_MISSING"}
     assert f"zeta@{package('zeta').digest}" in places

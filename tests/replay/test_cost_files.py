@@ -10,8 +10,14 @@ from typing import Any
 
 import pytest
 
-from specctl.errors import InputError
-from specctl.replay.cost.files import doubts, load_cost_model, save_cost_model, validity
+from specctl.errors import InputError, UsageError
+from specctl.replay.cost.files import (
+    doubts,
+    load_cost_model,
+    parse_linear,
+    save_cost_model,
+    validity,
+)
 from specctl.replay.cost.model import TableCost
 from specctl.replay.cost.rates import LinearCost
 from tests.replay.costs import FINGERPRINT, LINEAR, MACHINE, table_model
@@ -49,6 +55,23 @@ def test_round_trip(model: Model, tmp_path: Path) -> None:
     assert path.read_bytes() == model.to_bytes()
     path.write_text(json.dumps(json.loads(path.read_bytes()), indent=3))
     assert load_cost_model(path).digest == model.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1", "'1' is no name=value"),
+        ("step_us=fast", "step_us is 'fast', no number"),
+        ("step_us=1,step_us=2", "a rate is repeated"),
+        ("step_us=1", "verify_token_us: it is missing"),
+    ],
+)
+def test_rates_that_are_refused_are_written_out(text: str, says: str) -> None:
+    """With numbers in it, the written line is taken."""
+    with pytest.raises(UsageError, match=says) as refused:
+        parse_linear(text)
+    line = refused.value.hint.removeprefix("write ").partition(", with")[0]
+    assert parse_linear(line.replace("=N", "=7")).step_us == 7
 
 
 US = ("verify", "us")

@@ -38,7 +38,11 @@ logger = logging.getLogger(__name__)
 COST_MODEL = "cost model"
 VALID_DAYS = 90
 """Drivers and libraries change; an older table draws a warning."""
-RATES = tuple(name for name in LinearCost.model_fields if name.endswith("_us"))
+RATES = tuple(
+    name
+    for name, field in LinearCost.model_fields.items()
+    if name.endswith("_us") and field.is_required()
+)
 """Names that `--linear` takes; docs/cost-model.md."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 CLOCKS = Path(__file__).parent / "clocks"
@@ -104,20 +108,29 @@ def save_cost_model(model: CostModel, path: Path) -> None:
 
 def parse_linear(text: str) -> LinearCost:
     """`verify_fixed_us=5000,verify_token_us=20,...`: the linear form, every rate named."""
-    words = [word.strip().partition("=") for word in text.split(",")]
     try:
-        if len({name for name, _, _ in words}) < len(words):
+        rates = [_rate(word.strip()) for word in text.split(",")]
+        values = dict(rates)
+        if len(values) < len(rates):
             raise ValueError("a rate is repeated")
-        values = {name: float(value) for name, _, value in words}
         return LinearCost.model_validate({"cost_model_version": 1, "source": "--linear", **values})
     except ValidationError as error:
         found = describe_violation(error)
     except ValueError as error:
         found = str(error)
     raise UsageError(
-        f"--linear takes rates in us as name=value, comma-separated ({', '.join(RATES)}): {found}",
-        hint="correct that rate",
+        f"--linear takes rates in us as name=value, comma-separated: {found}",
+        hint=f"write {','.join(f'{name}=N' for name in RATES)}, with a number for each N",
     )
+
+
+def _rate(word: str) -> tuple[str, float]:
+    name, equals, value = word.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        problem = f"{name} is {value!r}, no number" if equals else f"{word!r} is no name=value"
+        raise ValueError(problem) from None
 
 
 def validity(now: datetime) -> tuple[str, str]:
