@@ -43,7 +43,7 @@ RATES = tuple(
     for name, field in LinearCost.model_fields.items()
     if name.endswith("_us") and field.is_required()
 )
-"""Names that `--linear` takes; docs/cost-model.md."""
+"""Names that `--linear` needs; docs/cost-model.md."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 CLOCKS = Path(__file__).parent / "clocks"
 """Cost models of the package by name, `NAME.json`; docs/cost-model.md has the source of each."""
