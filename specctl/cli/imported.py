@@ -30,6 +30,8 @@ def describe_summary(summary: dict[str, Any]) -> list[Any]:
         if figures["by_context"]:
             parts.append(_by_context(figures))
         parts.append(unknown)
+    if speeds := summary.get("request_speeds"):
+        parts.append(_request_speeds(speeds))
     parts += [*summary.get("taken", []), *summary.get("comparison", [])]
     timed = summary.get("for_clock", [])
     parts += [
@@ -107,6 +109,23 @@ def _what_to_do(figures: dict[str, Any]) -> Table:
         f"What to do, on {figures['clock']}",
         ("requests", "best length", "over plain decoding", *now, "tokens/s of all"),
         rows,
+    )
+
+
+def _request_speeds(speeds: Sequence[dict[str, Any]]) -> Table:
+    rows = []
+    for one in speeds:
+        over, ends = one["over_plain"], one["over_plain_interval"]
+        gain = "-" if over is None else f"x {over:.2f}"
+        gain += f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
+        rows.append((one["log"], str(one["num_requests"]), f"{one['tokens_per_s']:,.0f}", gain))
+    return Table(
+        "Measured speed of a request, behind its first token",
+        ("log", "requests", "tokens/s", "over plain decoding"),
+        rows,
+        "Compare logs of the same prompts under the same load."
+        if any(one["over_plain"] for one in speeds)
+        else "",
     )
 
 

@@ -227,7 +227,10 @@ def _limits(
             limits.append(f"This clock was not measured at {sizes} requests.")
         else:
             least, most = advice.reach
-            line = f"The logs reach from {least} to {most} requests: {sizes} not judged"
+            loads = (
+                f"reach from {least} to {most} requests" if least < most else f"are all at {least}"
+            )
+            line = f"The logs {loads}: {sizes} not judged"
             if _is_below(advice) and has_schedule:
                 line += f", and below {least} Set keeps the log's {depth}"
             limits.append(f"{line}.")

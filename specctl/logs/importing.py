@@ -15,6 +15,7 @@ from specctl.logs.llamacpp_log import LlamacppLog, answers
 from specctl.logs.metric_figures import figures_by_model
 from specctl.logs.own_clock import held_against, own_advices
 from specctl.logs.pooling import grouped, pooled
+from specctl.logs.request_speeds import request_speeds
 from specctl.logs.scrapes import Scrape, json_records, json_scrapes
 from specctl.logs.server_log import ENGINES, Interval, ServerLog
 from specctl.logs.sglang_log import SglangLog
@@ -91,12 +92,13 @@ def import_files(
         if log.settings.get("synthetic") or not (log.intervals or is_plain):
             raise log.refusal()
     refuse_repeats(logs)
+    together, taken = servers(logs)
+    of_logs = {**_of_logs(logs), "request_speeds": request_speeds(logs, together)}
     if advice is not None:
         _check_context(advice.context_tokens, logs)
-        return _explained(_of_logs(logs), held_against(advice, logs))
-    together, taken = servers(logs)
+        return _explained(of_logs, held_against(advice, logs))
     own = own_advices(together, batch_sizes)
-    summary = _explained(_of_logs(logs), None, own)
+    summary = _explained(of_logs, None, own)
     timed = {log.name for server in together if server[0].name in own for log in server}
     plain = [name for name in summary["without_drafts"] if name in timed]
     for_clock = [*summary.get("for_clock", ()), *plain]

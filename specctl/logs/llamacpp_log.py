@@ -7,6 +7,10 @@
 - before: `draft acceptance rate = 0.57576 (171 accepted / 297 generated)` alone; the rounds follow
   from `eval time = 1912.55 ms / 254 tokens`, of the same task.
 
+`eval time = 154.41 ms / 48 tokens` of each request, drafted or not, counts the first token but no
+time for it: 47 tokens took it. A request ran alone if no other was between its `processing task`
+and its `stop processing`.
+
 Means and rates are over rounds with a draft. `stop processing: n_tokens = 285, truncated = 0`
 (`n_past` before October 2025) has the text at the end.
 """
@@ -18,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specctl.errors import InputError
 from specctl.logs.server_log import (
     CONTRADICTS,
     CUT,
@@ -37,13 +40,14 @@ _TASK = re.compile(r"task (\d{1,9})")
 _SUMS = re.compile(r"\(\s*(\d{1,9}) accepted\s*/\s*(\d{1,9}) generated\)")
 _MEAN = re.compile(rf"mean (?:len|acceptance length)\s*=\s*{NUMBER}")
 _RATES = re.compile(r"\(?(\d\.\d{3}(?:,\s*\d\.\d{3})*)\)")
-_EVAL = re.compile(r" ms /\s*(\d{1,9}) tokens")
+_EVAL = re.compile(rf"{NUMBER} ms /\s*(\d{{1,9}}) tokens")
 _TEXT = re.compile(r"n_(?:tokens|past) = (\d{1,9}), truncated = 0")
 NO_POSITIONS = {
     "log": "run the server with -lv 4 for acceptance by position",
     "answers": "answers do not state the draft length: import the server's metrics or log",
 }
 """By form."""
+_WITHOUT = "is of a request that drafted no token: it was too short, or nothing was proposed"
 
 
 @dataclass
@@ -53,11 +57,19 @@ class _Request:
     spot: Spot
     process: str
     time: str
-    sums: tuple[int, int] | None  # accepted and drafted tokens
-    num_tokens: int | None  # emitted
+    sums: tuple[int, int] | None = None  # accepted and drafted tokens; None: cut off
+    num_tokens: int | None = None  # emitted
+    ms: float | None = None  # of all but the first of them
+    is_alone: bool | None = None
     mean: float | None = None
     positions: str | None = None
     text_tokens: int | None = None  # at the end
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        if not self.ms or self.num_tokens is None or self.num_tokens < 2:
+            return None
+        return 1e3 * (self.num_tokens - 1) / self.ms
 
     def interval(self) -> Interval | str | None:
         """The request, the reason why it is left out, or None for one without drafts."""
@@ -97,6 +109,8 @@ class _Request:
             at_least=tuple(round(rate * rounds[0]) for rate in rates),
             is_even=is_even,
             num_draft_tokens=len(rates) or None,
+            num_running=1 if self.is_alone else None,
+            tokens_per_s=self.tokens_per_s,
             context_tokens=context,
         )
 
@@ -106,58 +120,73 @@ class LlamacppLog:
 
     def __init__(self, name: str) -> None:
         self.log = ServerLog("llamacpp", name)
-        self._tokens: dict[str, int] = {}  # by process and task
+        self._drafted: list[_Request] = []
+        self._without: list[_Request] = []
+        # By process and task: those whose drafts are not read yet, and those with drafts.
+        self._timed: dict[str, _Request] = {}
         self._last: dict[str, _Request] = {}
-        self._requests: list[_Request] = []
+        self._alone: dict[str, dict[str, bool]] = {}  # by process, its running tasks
 
     def take(self, line: Line) -> None:
         found = _TASK.search(line.before)
         task = f"{line.process} {found[1] if found else ''}"
-        if line.mark.startswith("draft acceptance"):
-            sums, mean = _SUMS.search(line.text), _MEAN.search(line.text)
-            request = _Request(
-                line.spot,
-                self.log.run(line.process),
-                line.time,
-                (int(sums[1]), int(sums[2])) if sums else None,
-                self._tokens.pop(task, None),
-                float(mean[1]) if mean else None,
-            )
-            if "per position" in line.text:
-                request.positions = line.text.partition("per position")[2]
-            self._last[task] = request
-            self._requests.append(request)
-        elif line.mark.startswith("acc per pos") and task in self._last:
-            self._last[task].positions = line.text
-        elif line.mark.startswith("stop processing"):
-            if task in self._last and (ended := _TEXT.match(line.text)):
-                self._last[task].text_tokens = int(ended[1])
+        running = self._alone.setdefault(line.process, {})
+        if line.mark == "processing task":
+            running.update({**dict.fromkeys(running, False), task: not running})
         elif line.mark.startswith("eval time"):
             self.log.has_lines = True
             if timed := _EVAL.search(line.text):
-                self._tokens[task] = int(timed[1])
+                request = self._request(line)
+                request.ms, request.num_tokens = float(timed[1]), int(timed[2])
+                request.is_alone = running.get(task)
+                self._end(task)
+                self._timed[task] = request
+        elif line.mark.startswith("draft acceptance"):
+            sums, mean = _SUMS.search(line.text), _MEAN.search(line.text)
+            request = self._timed.pop(task, self._request(line))
+            request.spot, request.time = line.spot, line.time
+            request.sums = (int(sums[1]), int(sums[2])) if sums else None
+            request.mean = float(mean[1]) if mean else None
+            if "per position" in line.text:
+                request.positions = line.text.partition("per position")[2]
+            self._last[task] = request
+            self._drafted.append(request)
+        elif line.mark.startswith("acc per pos") and task in self._last:
+            self._last[task].positions = line.text
+        elif line.mark.startswith("stop processing"):
+            running.pop(task, None)
+            if task in self._last and (ended := _TEXT.match(line.text)):
+                self._last[task].text_tokens = int(ended[1])
         elif line.mark.startswith("loading"):
             if "draft" not in line.mark:
                 self.log.start(line.process)
+                running.clear()
             named = "drafter" if "draft" in line.mark else "model"
             self.log.set(named, line.text.partition("'")[0], line.process)
+        elif line.mark.endswith("specified") or line.mark.startswith("adding"):
+            self.log.set("speculation", "off" if line.mark.startswith("no") else "on", line.process)
         elif line.mark.startswith("synthetic"):
             self.log.set("synthetic", "--spec-synth-rates and --spec-synth-len", line.process)
 
+    def _request(self, line: Line) -> _Request:
+        return _Request(line.spot, self.log.run(line.process), line.time)
+
+    def _end(self, task: str) -> None:
+        """A request whose lines are over without one of drafts."""
+        if task in self._timed:
+            self._without.append(self._timed.pop(task))
+
     def close(self) -> ServerLog:
-        for request in self._requests:
-            if (interval := request.interval()) is not None:
-                self.log.add(request.spot, interval, str(request.sums))
+        for task in [*self._timed]:
+            self._end(task)
+        _add(self.log, self._drafted, self._without)
         return self.log
 
 
 def answers(name: str, records: Sequence[Any]) -> ServerLog:
-    """Completions of llama.cpp with `timings`, each a request.
-
-    Raises:
-        InputError: none drafted.
-    """
+    """Completions of llama.cpp with `timings`, each a request."""
     log, keys = ServerLog("llamacpp", name, "answers"), ("draft_n_accepted", "draft_n")
+    drafted, without = list[_Request](), list[_Request]()
     for number, record in enumerate(records, start=1):
         timings, spot = record["timings"], Spot(name, number)
         timings = timings if isinstance(timings, dict) else {}
@@ -168,17 +197,33 @@ def answers(name: str, records: Sequence[Any]) -> ServerLog:
         if "predicted_n" not in timings or not all(isinstance(n, int) and n >= 0 for n in counts):
             log.leave_out(spot, NO_COUNTS)
             continue
-        accepted, drafted, tokens, *prompt = counts
+        accepted, num_drafted, tokens, *prompt = counts
         text = sum(prompt) + tokens if "cache_n" in timings else None
-        request = _Request(spot, "", "", (accepted, drafted), tokens, text_tokens=text)
-        if (interval := request.interval()) is not None:
-            log.add(spot, interval)
-    if not log.intervals and not log.left_out:
-        raise InputError(
-            f"{name}: its {len(records)} answers have no draft tokens",
-            hint="keep the answers of a server that drafts (--spec-type)",
-        )
+        sums, ms = (accepted, num_drafted), timings.get("predicted_ms")
+        request = _Request(spot, "", "", sums, tokens, text_tokens=text)
+        request.ms = ms if isinstance(ms, int | float) and ms > 0 else None
+        (drafted if num_drafted else without).append(request)
+    _add(log, drafted, without)
     return log
+
+
+def _add(log: ServerLog, drafted: Sequence[_Request], without: Sequence[_Request]) -> None:
+    """Requests into the log. Those without drafts are of a plain server if none drafted, and no
+    line of the start names a way to."""
+    for request in drafted:
+        if (found := request.interval()) is not None:
+            log.add(request.spot, found, str(request.sums))
+    is_plain = "drafter" not in log.settings and log.settings.get("speculation") != ["on"]
+    for request in without:
+        if drafted:
+            log.leave_out(request.spot, _WITHOUT)
+        elif is_plain and (speed := request.tokens_per_s):
+            log.plain.append((1 if request.is_alone else None, speed))
+    log.written = [
+        (one.num_tokens - 1, one.ms / 1e3)
+        for one in (*drafted, *without)
+        if one.tokens_per_s and one.num_tokens and one.ms
+    ]
 
 
 def _rounds(accepted: int, drafted: int, mean: float) -> tuple[float, float]:

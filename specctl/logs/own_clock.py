@@ -151,8 +151,9 @@ def _advice(steps: Sequence[_Step], sizes: Sequence[int]) -> Advice | None:
 
     reach = round(least), round(most)
     loads = sorted({min(max(size, reach[0]), reach[1]) for size in sizes})
+    at = count(reach[0], "request") if least == most else f"{reach[0]} to {reach[1]} requests"
     source = (
-        f"the logs' own steps, at {reach[0]} to {reach[1]} requests (typical error "
+        f"the logs' own steps, at {at} (typical error "
         f"{np.median(off):.1%}), if all are of one model, version and GPU"
     )
     # The standard error of a normal with this mean absolute error, as of a table's held-out points.

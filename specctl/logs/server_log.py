@@ -70,7 +70,10 @@ class ServerLog:
     left_out: Counter[str] = field(default_factory=Counter)
     first_left_out: dict[str, Spot] = field(default_factory=dict)
     has_lines: bool = False  # of the engine at work, with or without drafts
-    plain: list[tuple[int, float]] = field(default_factory=list)  # running requests, tokens/s
+    # Running requests, None if not known, and tokens/s.
+    plain: list[tuple[int | None, float]] = field(default_factory=list)
+    # Of llama.cpp's requests: tokens behind the first, and their seconds.
+    written: list[tuple[int, float]] = field(default_factory=list)
     _said: dict[str, dict[str, str]] = field(default_factory=dict)  # last values, by process
     _of_run: dict[str, dict[str, str]] = field(default_factory=dict)
     _starts: Counter[str] = field(default_factory=Counter)
@@ -147,6 +150,11 @@ class ServerLog:
             spot = self.first_left_out[reason]
             return InputError(f"{spot}: this line {reason}{more}", hint=_FIX.get(reason, _COPY))
         engine, (lines, flag, otherwise) = ENGINES[self.engine], _DRAFTS[self.engine]
+        if self.form == "answers":
+            return InputError(
+                f"{self.name} has no answer with draft tokens",
+                hint="give answers of a server that drafts (--spec-type) beside it",
+            )
         if self.settings.get("speculation") == ["off"]:
             return InputError(
                 f"{self.name}: this {engine} does not speculate, as its start says",

@@ -44,7 +44,9 @@ _MARKS = {
     "draft acceptance": "draft acceptance(?: rate)? *= *",
     "acc per pos": r"acc per pos *= *\(",
     "eval time": "(?<!prompt )eval time *= *",
+    "processing task": "processing task",
     "stop processing": "stop processing: *",
+    "implementation": "(?:adding speculative implementation|no implementations specified)",
     "model '": "loading (?:draft )?model '",
     "synthetic": "synthetic (?:speculative )?acceptance(?: is enabled|: )",
 }

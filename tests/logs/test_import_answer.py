@@ -502,6 +502,66 @@ def test_a_log_without_drafts_beside_one_of_sglang() -> None:
     assert gain == pytest.approx([2.5 / 1.4] * 2, rel=0.01)
 
 
+def timed_llamacpp(length: int, *, together: int = 1) -> str:
+    """Eight requests of 10 rounds, 6 ms + 4 ms a draft token each, or of 10 ms plain; and one of a
+    single token."""
+    lines = ["srv load_model: loading model 'm.gguf'"]
+    at_least = (7, 5, 3)[:length]
+    accepted, ms = sum(at_least), 10 * (6 + 4 * length if length else 10)
+    for first in range(0, 8, together):
+        tasks = [f"slot x: id  0 | task {first + n} | " for n in range(together)]
+        lines += [f"{task}processing task, is_child = 0" for task in tasks]
+        for task in tasks:
+            lines.append(f"{task}eval time = {ms:.2f} ms / {11 + accepted} tokens (")
+            if length:
+                lines.append(
+                    f"{task}draft acceptance = 0.5 ({accepted} accepted / {10 * length} "
+                    f"generated), mean len = {1 + accepted / 10:.2f}"
+                )
+                rates = ", ".join(f"{n / 10:.3f}" for n in at_least)
+                lines.append(f"{task}acc per pos = ({rates})")
+            lines.append(f"{task}stop processing: n_tokens = 56, truncated = 0")
+    return "\n".join([*lines, "slot x: id  0 | task 99 | eval time = 0.00 ms / 1 tokens ("])
+
+
+def test_logs_of_llama_cpp_are_a_clock() -> None:
+    """Of requests that ran alone: 1.7, 2.2, 2.5 tokens in 10, 14, 18 ms, and 1 in 10."""
+    found = import_files(
+        [Source(str(k), timed_llamacpp(k).encode()) for k in (3, 2, 0)], None, (1, 8)
+    )
+    [best] = found["models"]["3"]["best_lengths"]
+    assert (best["batch_size"], best["num_draft_tokens"]) == (1, [1])
+    gains = [gain for gain, _ in best["over_plain_range"]]
+    assert gains == pytest.approx([1, 1.7, 2.2 / 1.4, 2.5 / 1.8], rel=1e-6)
+    assert "at 1 request (typical" in found["models"]["3"]["clock"]
+    speeds = {
+        one["log"]: (one["tokens_per_s"], one["over_plain"]) for one in found["request_speeds"]
+    }
+    assert speeds["0"] == (pytest.approx(100), None)
+    assert speeds["2"] == (pytest.approx(2200 / 14), pytest.approx(2.2 / 1.4))
+    assert [(one["lines"], one["first"]) for one in found["left_out"]] == [
+        (1, "3, line 42"), (1, "2, line 42"),
+    ]  # fmt: skip
+
+
+def test_requests_side_by_side_are_no_clock() -> None:
+    """Their speeds stand beside each other all the same."""
+    logs = [timed_llamacpp(k, together=2) for k in (3, 0)]
+    found = imported(*logs)
+    assert found["best_lengths"] is None
+    assert found["request_speeds"][0]["over_plain"] == pytest.approx(2.5 / 1.8)
+
+
+def test_answers_with_and_without_drafts() -> None:
+    """Twenty tokens behind the first in 100 and in 50 ms."""
+    timings = {"predicted_n": 21, "predicted_ms": 100.0}
+    drafts = {"draft_n": 30, "draft_n_accepted": 10, "predicted_ms": 50.0}
+    texts = [json.dumps({"timings": one}) for one in (timings | drafts, timings)]
+    drafted, plain = imported(*texts)["request_speeds"]
+    assert (drafted["tokens_per_s"], plain["tokens_per_s"]) == (400, 200)
+    assert (drafted["over_plain"], drafted["over_plain_interval"]) == (2, None)
+
+
 def test_two_logs_are_compared() -> None:
     before = [(3, 3, 2, n % 4, 1, 0) for n in range(16)]
     after = [(3, 2, 1, n % 4, 0, 0) for n in range(16)]

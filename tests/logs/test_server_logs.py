@@ -629,6 +629,11 @@ def test_acceptances_that_are_made_up(lines: list[str], says: str) -> None:
 
 def test_a_llama_cpp_log_without_drafts() -> None:
     assert "0 has no line of llama.cpp about drafts" in refused(EVAL)
+    start = "I spec common_specu: no implementations specified for speculative decoding"
+    assert "this llama.cpp does not speculate, as its start says" in refused(f"{start}\n{EVAL}")
+    # A server that drafts is not taken for a plain one.
+    start = "I spec common_specu: adding speculative implementation 'draft-eagle3'"
+    assert "it logs less than -lv 3" in refused(f"{start}\n{EVAL}", JUNE)
 
 
 def answers(*timings: Any) -> str:
@@ -655,13 +660,17 @@ def test_answers_of_llama_cpp() -> None:
     assert "answers do not state the draft length" in found["why_no_sweep"]
     assert {one["reason"]: one["lines"] for one in found["left_out"]} == {
         "has timings without whole counts": 2, "is a part of a streamed answer": 1,
+        "is of a request that drafted no token: it was too short, or nothing was proposed": 1,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("timings", "says"),
     [
-        ({"predicted_n": 4, "draft_n": 0}, "its 1 answers have no draft tokens"),
+        (
+            {"predicted_n": 4, "draft_n": 0},
+            "has no answer with draft tokens; give answers of a server that drafts",
+        ),
         ({"draft_n": 2}, "has timings without whole counts; keep one answer of"),
         ([], "has timings without whole counts"),
         ({"predicted_n": 4, "draft_n": 9, "draft_n_accepted": 6}, ODD),
