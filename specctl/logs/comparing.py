@@ -34,6 +34,14 @@ def servers(logs: Sequence[ServerLog]) -> tuple[list[list[ServerLog]], list[str]
     lengths = {one.num_draft_tokens for log in logs for one in log.intervals or (_PLAIN,)}
     for log in sorted(logs, key=lambda log: (not log.intervals, -len(log.settings))):
         facts = _OF_DRAFTS if log.intervals else _OF_SERVER
+        mixed = [name for name in facts if len(log.settings.get(name, ())) > 1]
+        if mixed and len(lengths) > 1:
+            both = listed(log.settings[mixed[0]])
+            taken.append(
+                f"{log.name} has the {mixed[0]} {both}, so its steps make no clock: give the lines "
+                "of each run alone."
+            )
+            continue
         odd = [_difference(log, server, facts) for server in found]
         fitting = [server for server, what in zip(found, odd, strict=True) if not what]
         is_one = all(not _difference(of[0], fitting[0], _OF_SERVER) for of in fitting)

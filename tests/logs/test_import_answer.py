@@ -455,6 +455,13 @@ def test_logs_of_one_server(length: int, start: str, says: str, *, is_one: bool)
     assert bool(found["taken"]) == bool(says)
 
 
+def test_a_log_of_two_servers_is_no_clock() -> None:
+    other = START.replace("small", "large") + timed_vllm(2, LOADS)
+    found = imported(START + timed_vllm(4, LOADS) + "\n" + other)
+    assert "0 has the model small and large, so its steps make no clock" in found["taken"][0]
+    assert not any(own["best_lengths"] for own in found["models"].values())
+
+
 @pytest.mark.parametrize("length", [0, 2])
 def test_a_log_that_may_be_of_two_servers_is_joined_to_none(length: int) -> None:
     texts = {
