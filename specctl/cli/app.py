@@ -34,8 +34,8 @@ FIRST_SCREEN = """\
 A server's log, of vLLM, SGLang or llama.cpp: which draft length at each load, and when off
   specctl import server.log
 
-A target and a drafter, folders or hub ids: three commands to the fastest draft length or policy for
-your load. PROMPTS is a file of 70 prompts or more. Once on the machine, what a round costs:
+A target and a drafter, folders or hub ids, and PROMPTS, a file of 70 prompts or more: the fastest
+draft length or policy. Once on the machine, what a round costs:
   specctl profile -o cost_model.json --target TARGET --drafter DRAFTER
 
 vLLM: start it as the first command prints, and send it your prompts
@@ -48,7 +48,9 @@ SGLang
   specctl tune traces --for sglang --batch-size 8 --cost-model cost_model.json -o tuned
   specctl export tuned/tune.json --to sglang -o serve
 
-llama.cpp: the last one writes the drafter as GGUF, and prints the command of llama-server
+llama.cpp: write both as GGUF, and time them in its server instead
+  specctl export chain:3 --to llamacpp --target TARGET --drafter DRAFTER -o serve
+  specctl profile --engine llamacpp --target serve/target.gguf --drafter serve/drafter.gguf
   specctl collect PROMPTS --dense -o traces --target TARGET --drafter DRAFTER
   specctl tune traces --for llamacpp --family p_min --cost-model cost_model.json -o tuned
   specctl export tuned/tune.json --to llamacpp --target TARGET --drafter DRAFTER -o serve

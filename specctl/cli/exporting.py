@@ -11,7 +11,7 @@ from specctl.cli.app import app
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.engines.settings import TraceSettings
-from specctl.errors import UsageError
+from specctl.errors import SpecctlError, UsageError
 from specctl.records import PositiveInt, option
 from specctl.runtime.checkpoints import Kind
 
@@ -147,9 +147,15 @@ def _files(engine: Engine, written: Export, out: Path | None) -> list[Any]:
     files = written.files
     if out is None:
         return [[f"{name}:", *content.splitlines()] for name, content in files.items()]
+    is_new = not out.exists()
     prepare_folder(out, "folder of the engine's files")
-    for name, make in written.made.items():  # a model that is refused leaves no flags behind
-        make(out / name)
+    try:  # a model that is refused leaves no flags behind
+        for name, make in written.made.items():
+            make(out / name)
+    except SpecctlError:
+        if is_new and not any(out.iterdir()):
+            out.rmdir()
+        raise
     for name in engine.files:  # of an earlier export
         if name not in files:
             (out / name).unlink(missing_ok=True)

@@ -72,8 +72,8 @@ def profile(
 ) -> Answer:
     """Measure the cost of rounds on this machine.
 
-    In microseconds, for replay and budgets; takes 1 to 2 minutes. Exits with 11 if the model fails
-    its own check; the file is written all the same.
+    In microseconds, for replay and budgets; takes minutes. Exits with 11 if the model fails its own
+    check; the file is written all the same.
 
     With --from nothing is measured: the cost model is fitted to the steps of an engine.
     """
@@ -135,7 +135,7 @@ def profile(
 
     def end() -> None:
         if has_failed:
-            raise EngineError(f"{out} lacks the waves of servers that failed, named above")
+            raise EngineError(f"{out} lacks the timings of servers that failed, named above")
         if model.failed_check is not None:
             raise typer.Exit(ClockError.exit_code)
 

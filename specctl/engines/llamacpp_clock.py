@@ -120,7 +120,7 @@ def measure(
     waves, builds, short = list[Wave](), set[int](), set[int]()
     failures = dict[Setup, EngineError]()  # the first of each server
     total = num_passes * len(setups) * len(grid.context_tokens) * len(batch_sizes)
-    with progress("waves", total):
+    with progress("timings", total):
         for number in range(num_passes):
             for setup in setups if number % 2 == 0 else setups[::-1]:
                 try:
@@ -132,23 +132,24 @@ def measure(
                                 builds.add(client.build)
                                 short |= set() if found else {size}
                                 waves += found
-                                advance("waves")
+                                advance("timings")
                 except EngineError as error:
                     failures.setdefault(setup, error)
     reasons = dict.fromkeys(map(str, failures.values()))
     if not waves and len(reasons) == 1:
         raise failures.popitem()[1]
     for failure in reasons:
-        logger.warning("waves are lost: %s", failure)
+        logger.warning("timings are lost: %s", failure)
     for size in sorted(short):
-        logger.warning("waves are lost: %d requests did not run together", size)
+        logger.warning("timings are lost: %d requests did not run together", size)
     hint = "the warnings name lost ones; time more lengths, batch sizes or contexts"
     if len(waves) < MIN_POINTS:
         raise EngineError(
-            f"{len(waves)} waves of llama.cpp were timed, and a clock needs {MIN_POINTS}", hint=hint
+            f"{len(waves)} timings of llama.cpp succeeded, and a clock needs {MIN_POINTS}",
+            hint=hint,
         )
     if drafts and not any(one.levels for one in waves):
-        raise EngineError("no wave of llama.cpp was timed with drafts", hint=hint)
+        raise EngineError("no timing of llama.cpp has drafts", hint=hint)
     build = f"build {' and '.join(str(one or 'unknown') for one in sorted(builds))}"
     if builds != {CHECKED_BUILD}:
         logger.warning("llama.cpp of %s; specctl was checked with %d", build, CHECKED_BUILD)

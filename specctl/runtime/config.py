@@ -46,7 +46,10 @@ class ModelsConfig(Record):
         "auto", "auto (float32 on CPU, bfloat16 on CUDA), float32, bfloat16, float16", group="model"
     )
     threads: PositiveInt | None = option(
-        None, "CPU threads of torch", default="torch's own choice", group="model"
+        None,
+        "CPU threads of torch, or of llama.cpp's server",
+        default="its own choice",
+        group="model",
     )
 
     def check(self) -> None:

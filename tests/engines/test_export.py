@@ -300,7 +300,7 @@ def test_files_and_flags_of_vllm(tmp_path: Path) -> None:
 
 
 def test_files_and_models_of_llamacpp(tmp_path: Path) -> None:
-    """The models come first: one that is refused leaves no flags behind."""
+    """The models come first: one that is refused leaves no folder behind, and no flags."""
     pytest.importorskip("gguf", reason="no gguf here; the extra gguf has it")
     words = ("export", "chain", "--to", "llamacpp", "--drafter", "embedded:small")
     folder = tmp_path / "serve"
@@ -312,8 +312,12 @@ def test_files_and_models_of_llamacpp(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.json").write_text('{"model_type": "qwen2"}')
-    refuses(5, *words, "--target", other, "-o", tmp_path / "refused")
-    assert list((tmp_path / "refused").iterdir()) == []
+    refused = tmp_path / "refused"
+    refuses(5, *words, "--target", other, "-o", refused)
+    assert not refused.exists()
+    refused.mkdir()
+    refuses(5, *words, "--target", other, "-o", refused)
+    assert list(refused.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "llamacpp"])

@@ -214,13 +214,13 @@ def test_a_failing_server_loses_its_own_waves(mode: str, profile: Profile, tmp_p
         alone = profile(url)
     assert alone.code == EngineError.exit_code
     assert FAILING[mode] in alone.err
-    assert alone.err.count("\n") == 1 or "waves of llama.cpp were timed" in alone.err
+    assert alone.err.count("\n") == 1 or "timings of llama.cpp succeeded" in alone.err
     with stub(mode) as url, stub("") as other:
         outcome = profile(url, other)
     assert outcome.code == EngineError.exit_code
     lost, told = outcome.err.splitlines()
     assert FAILING[mode] in lost
-    assert "lacks the waves of servers that failed" in told
+    assert "lacks the timings of servers that failed" in told
     assert load_cost_model(tmp_path / "clock.json").support.levels.high == 3
 
 
@@ -231,7 +231,7 @@ def test_builds_and_files_of_servers(profile: Profile) -> None:
     assert said.code == 0
     assert "llama.cpp of build unknown and 9999; specctl was checked with 11549" in said.err
     for mode, model, says in (
-        ("drafts nothing", "target.gguf", "no wave of llama.cpp was timed with drafts"),
+        ("drafts nothing", "target.gguf", "no timing of llama.cpp has drafts"),
         ("", "other.gguf", "serves other.gguf, and --target is target.gguf"),
     ):
         with stub(mode, model) as url:

@@ -49,7 +49,7 @@ CLOCKS = Path(__file__).parent / "clocks"
 """Cost models of the package by name, `NAME.json`; docs/cost-model.md has the source of each."""
 OWN_CLOCKS = {
     "llamacpp": ("llama.cpp", "specctl profile --engine llamacpp"),
-    "vllm": ("vllm", "specctl profile --from TRACES, which its plugin wrote"),
+    "vllm": ("vllm", "specctl profile --from TRACES of its plugin, at several lengths"),
 }
 """Engines whose steps can be timed: the name in their clock, and the command."""
 AnyCost = TableCost | LinearCost | EngineCost
