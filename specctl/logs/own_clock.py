@@ -154,7 +154,7 @@ def _advice(steps: Sequence[_Step], sizes: Sequence[int]) -> Advice | None:
     at = count(reach[0], "request") if least == most else f"{reach[0]} to {reach[1]} requests"
     source = (
         f"the logs' own steps, at {at} (typical error "
-        f"{np.median(off):.1%}), if all are of one model, version and GPU"
+        f"{np.median(off):.1%}), if all ran on one kind of GPU"
     )
     # The standard error of a normal with this mean absolute error, as of a table's held-out points.
     error, doubt = float(np.sqrt(np.pi / 2) * np.mean(off)), ""
