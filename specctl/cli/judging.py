@@ -73,12 +73,17 @@ def profile(
     """Measure the cost of rounds on this machine.
 
     In microseconds, for replay and budgets; takes minutes. Exits with 11 if the model fails its own
-    check; the file is written all the same.
+    check; it is then written beside a model that passed, as NAME.failed.json.
 
     With --from nothing is measured: the cost model is fitted to the steps of an engine.
     """
     from specctl.durable import check_place
-    from specctl.replay.cost.files import COST_MODEL, save_cost_model
+    from specctl.replay.cost.files import (
+        COST_MODEL,
+        save_cost_model,
+        unfailed_place,
+        warn_of_lost_times,
+    )
     from specctl.replay.cost.model import TableCost
     from specctl.replay.cost.rates import EngineCost
 
@@ -123,6 +128,7 @@ def profile(
         with progress("loading models", None):
             pair = setup.load_pair()
         policies, bench = deciding_policies(policy or (), pair), Bench.of(pair, grid.rounds)
+        warn_of_lost_times(out, policies)
         requests = [
             next_request(
                 pair.target.tokenizer, Conversation(prompt), DecodeSettings(TOKENS_CHECKED)
@@ -131,16 +137,18 @@ def profile(
         ]
         model = measure(bench, grid, requests=requests, policies=policies)
         facts, shown = summary_json(model), render(model)
-    save_cost_model(model, out)
+    place = unfailed_place(model, out)
+    save_cost_model(model, place)
 
     def end() -> None:
         if has_failed:
-            raise EngineError(f"{out} lacks the timings of servers that failed, named above")
+            raise EngineError(f"{place} lacks the timings of servers that failed, named above")
         if model.failed_check is not None:
             raise typer.Exit(ClockError.exit_code)
 
-    shown.append(f"wrote {out}, {short_id(model.digest)}, expires {model.expires}")
-    return Answer({"out": str(out), "digest": model.digest, **facts}, shown, end)
+    kept = f"kept {out}, which passed its check; " if place != out else ""
+    shown.append(f"{kept}wrote {place}, {short_id(model.digest)}, expires {model.expires}")
+    return Answer({"out": str(place), "digest": model.digest, **facts}, shown, end)
 
 
 @verb(

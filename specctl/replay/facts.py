@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from specctl.errors import InputError, reason_of
-from specctl.formatting import count
+from specctl.formatting import count, listed
 from specctl.records import describe_violation
 from specctl.stats import QUANTILE, Interval
 
@@ -64,6 +64,10 @@ class TraceFacts(PairFacts):
         "time_error",
         "check_error",
         "without_decision_cost",
+        "with_decision_cost",
+        "free_decisions",
+        "outside_clock",
+        "beyond_log",
         "prompts_digest",
         "num_prompts_left_out",
         "scored_on_training_prompts",
@@ -79,6 +83,14 @@ class TraceFacts(PairFacts):
     check_error: float | None = None  # error of a clock that failed its own check
     # policies whose own decisions have no time, by label, in the words of `profile --policy`
     without_decision_cost: dict[str, str] | None = None
+    # the others beside them whose decisions have a time, which a new clock must time again
+    with_decision_cost: dict[str, str] | None = None
+    # policies with decisions of their own on a stated clock, where these take no time
+    free_decisions: tuple[str, ...] | None = None
+    # by label, quantities with most steps outside the clock's range, e.g. `nodes a level`
+    outside_clock: dict[str, tuple[str, ...]] | None = None
+    # by label, what to do where drafts are larger than the log's, see `rounds.held_with`
+    beyond_log: dict[str, str] | None = None
     prompts_digest: str | None = None  # of the scored prompts, see `prompts_digest`
     num_prompts_left_out: int | None = None  # prompts of a policy's fit
     # labels of policies that were fitted on some scored prompts
@@ -112,8 +124,18 @@ class TraceFacts(PairFacts):
         if self.without_decision_cost:
             yield (
                 f"{NOT_TIMED} its own decisions cost nothing on this clock, so it cannot win; "
-                f"{to_time(self.without_decision_cost)}"
+                f"{to_time(self.without_decision_cost | (self.with_decision_cost or {}))}"
             )
+
+    def provisos(self, *labels: str) -> str:
+        """The end of a sentence that compares speeds: what it takes for granted."""
+        free = [label for label in labels if label in (self.free_decisions or ())]
+        outside = {
+            words: None for label in labels for words in (self.outside_clock or {}).get(label, ())
+        }
+        parts = [f"decisions of {listed(free)} take no time"] if free else []
+        parts += [f"the clock holds beyond its range of {listed(outside)}"] if outside else []
+        return f", if {' and '.join(parts)}" if parts else ""
 
 
 def why_plain(

@@ -15,8 +15,9 @@ from specctl.logs.tree_log import DenseLog
 from specctl.replay.batch_figures import BatchFigures, BatchTotals
 from specctl.replay.config import Engine
 from specctl.replay.cost.files import clock_of, without_decision_cost
-from specctl.replay.cost.model import CostModel
-from specctl.replay.facts import TraceFacts
+from specctl.replay.cost.model import CostModel, decider_of
+from specctl.replay.cost.rates import LinearCost
+from specctl.replay.facts import MARKED_BELOW, TraceFacts
 from specctl.replay.held_out import ScoredPrompts
 from specctl.replay.score import PolicyFigures, PolicyScores
 from specctl.runtime.words import NamedPolicy
@@ -82,6 +83,11 @@ def facts_of(
     from specctl.version import __version__
 
     header, check = traces.header, None if model is None else model.failed_check
+    policies, words = {n.label: n.policy for n in named}, {n.label: n.spec for n in named}
+    deciding = [label for label in policies if decider_of(policies[label])]
+    untimed = without_decision_cost(model, policies, words)
+    timed = {label: words[label] for label in deciding if label not in (untimed or ())}
+    is_stated = isinstance(model, LinearCost)
     return {
         "specctl_version": __version__,
         "traces_digest": log.digest,
@@ -95,9 +101,9 @@ def facts_of(
         "clock": clock_of(model, traces.fingerprint),
         "time_error": None if model is None else model.time_error,
         "check_error": check and check.error,
-        "without_decision_cost": without_decision_cost(
-            model, {one.label: one.policy for one in named}, {one.label: one.spec for one in named}
-        ),
+        "without_decision_cost": untimed,
+        "with_decision_cost": (timed or None) if untimed else None,
+        "free_decisions": tuple(deciding) or None if is_stated else None,
         **scored.facts,
     }
 
@@ -195,11 +201,14 @@ def _fastest(scores: AnyScores, found: dict[str, Interval | float]) -> str:
         return f"No verdict on speed beside {scores.marked(baseline)}: see the notes."
     best = max(able, key=lambda name: _value(able[name]))
     gain = able[best]
+    end = f"{scores.provisos(best, baseline)}."
     if isinstance(gain, float):
-        return f"Fastest: {best}, × {gain:.2f} the speed of {baseline}."
+        return f"Fastest: {best}, × {gain:.2f} the speed of {baseline}{end}"
     if gain.low > 1:
-        return f"Fastest: {best}, × {gain.text('.2f')} the speed of {baseline}."
-    return f"No policy is faster than {baseline} for sure: {best} × {gain.text('.2f')}."
+        return f"Fastest: {best}, × {gain.text('.2f')} the speed of {baseline}{end}"
+    if gain.high < 1:
+        return f"{baseline} is the fastest for sure: next {best}, × {gain.text('.2f')}{end}"
+    return f"No policy is faster than {baseline} for sure: {best} × {gain.text('.2f')}{end}"
 
 
 def _value(gain: Interval | float) -> float:
@@ -233,13 +242,19 @@ def _table(
 
 def _unsupported(scores: TraceFacts, figures: Sequence[Any], so: str) -> list[str]:
     """Lines on policies that the log lacks expansions of: what follows, and what to do."""
-    lines = [
-        f"* {f.policy}: {f.censored_share:.1%} of its rounds leave the log{so}."
-        for f in figures
-        if f.is_marked
-    ]
-    advice = "Collect with a larger --depth or --children, or give depth={depth}:top_k={top_k}."
-    return [*lines, *([advice.format(**scores.support)] if lines else [])]
+    lines = []
+    for f in figures:
+        if not f.is_marked:
+            continue
+        reasons = []
+        if f.expansion_support < MARKED_BELOW:
+            lacking = 1 - f.expansion_support
+            reasons.append(f"the log lacks {lacking:.1%} of the expansions that it wants")
+        if 1 - f.censored_share < MARKED_BELOW:
+            reasons.append(f"{f.censored_share:.1%} of its rounds leave the log")
+        how = (scores.beyond_log or {}).get(f.policy, "collect with a larger --width")
+        lines.append(f"* {f.policy}: {' and '.join(reasons)}{so}; {how}.")
+    return lines
 
 
 def replay_result(

@@ -7,17 +7,19 @@ rounds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from specctl.errors import TraceMismatchError
 from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
-from specctl.logs.tree_log import DenseLog, LogChunk
-from specctl.policy import Policy, at_batch_size, build_shape
+from specctl.logs.tree_log import DenseLog, LogChunk, Support
+from specctl.policy import Policy, Shape, at_batch_size, build_shape
 from specctl.policy.families import shape_family
 from specctl.replay.facts import MARKED_BELOW
 from specctl.replay.outcomes import (
@@ -29,6 +31,7 @@ from specctl.replay.outcomes import (
     outcomes_at,
     walk_online,
 )
+from specctl.runtime.words import words_of
 
 
 @dataclass(frozen=True)
@@ -113,18 +116,47 @@ def check_held(log: DenseLog, policy: Policy, support: float, what: str) -> None
     """
     if support >= MARKED_BELOW:
         return
-    rule, held = build_shape(policy.shape), log.support
+    held = log.support
+    raise TraceMismatchError(
+        f"{what}: the log holds {support:.1%} of the expansions and rounds that it wants, so that "
+        f"{1 - support:.1%} are missing, in trees of --depth {held.depth} --children {held.top_k}",
+        hint=held_with(policy, held) or "collect with --dense and a larger --width",
+    )
+
+
+DEPTHS = ("depth", "window", "num_draft_tokens")
+"""Settings of shapes that are their largest depth."""
+
+
+def held_with(policy: Policy, held: Support) -> str | None:
+    """The options of a collection that holds a policy's drafts, and the policy that this log holds;
+    None if the log's trees are large enough."""
+    lacking = _larger(policy.shape, held)
+    if not lacking:
+        return None
+    how = f"collect with --dense {' '.join(lacking)}"
+    shape = policy.shape
+    most = dict.fromkeys(DEPTHS, held.depth) | {"top_k": held.top_k}
+    smaller = {
+        name: size for name, size in most.items() if (getattr(shape, name, None) or 0) > size
+    }
+    with suppress(ValidationError):  # settings that do not go together
+        fits = type(shape).model_validate(shape.model_dump() | smaller)
+        words = words_of(policy.model_copy(update={"shape": fits}))  # None: it was fitted
+        if words and not _larger(fits, held):
+            how += f", or take {words}"
+    return how
+
+
+def _larger(shape: Shape, held: Support) -> list[str]:
+    """The options of a collection where a shape's drafts are larger than a log's."""
+    rule = build_shape(shape)
     wanted = {
         "--depth": (rule.max_depth, held.depth),
         "--children": (rule.top_k, held.top_k),
         "--width": (rule.width, held.width),
     }
-    lacking = [f"{name} {most}" for name, (most, here) in wanted.items() if most > here]
-    raise TraceMismatchError(
-        f"{what}: the log holds {support:.1%} of the expansions and rounds that it wants, so that "
-        f"{1 - support:.1%} are missing, in trees of --depth {held.depth} --children {held.top_k}",
-        hint=f"collect with --dense {' '.join(lacking) or 'and a larger --width'}",
-    )
+    return [f"{name} {most}" for name, (most, here) in wanted.items() if most > here]
 
 
 def replay_chunk(policy: Policy, chunk: LogChunk, *, with_bounds: bool = True) -> Rounds:

@@ -44,7 +44,7 @@ from specctl.replay.results import (
     serving_result,
     totals_result,
 )
-from specctl.replay.rounds import replay_chunk
+from specctl.replay.rounds import held_with, replay_chunk
 from specctl.replay.score import PolicyScores, score, sums_to_score
 from specctl.replay.submissions import submissions_of
 from specctl.runtime.identity import processor_name
@@ -105,6 +105,8 @@ def replay_traces(
     facts = facts_of(traces, log, model, deciding, scored)
     facts["baseline"] = named[config.baseline - 1].label
     policies, remarks = policies_of_engine(named, config.engine)
+    larger = {label: held_with(policies[label], log.support) for label in policies}
+    facts["beyond_log"] = {label: how for label, how in larger.items() if how} or None
     run = serve_policies if config.has_load else replay_policies
     return run(log, policies, model, config, facts, remarks)
 
@@ -144,10 +146,11 @@ def replay_policies(
         check_replayable(policy)
     with progress("positions", log.num_positions):
         parts = list(map_policies(log, [*policies.values()], work))
-    sums = []
+    sums, outside = [], {}
     for label, of_policy in zip(policies, zip(*parts, strict=True), strict=True):
         sums.append(join_sums(of for of, _ in of_policy))
-        warn_outside(label, [far for _, far in of_policy])
+        outside[label] = warn_outside(label, [far for _, far in of_policy])
+    facts["outside_clock"] = {label: of for label, of in outside.items() if of} or None
     found = score(
         [*policies],
         [*policies.values()],
@@ -190,11 +193,13 @@ def serve_policies(
     facts["load"] = vars(load).copy()
     num_runs, baseline = 1 if config.in_order else NUM_RUNS, facts["baseline"]
     runs: dict[str, list[Simulation]] = {}
+    outside: dict[str, tuple[str, ...]] = {}
     with progress("simulated runs", num_runs * len(prepared)):
         for label, of in prepared.items():
             runs[label] = simulate_runs(of, load, model, num_runs=num_runs, seed=config.seed)
             if model is not None:
-                warn_outside(label, [model.outside(runs[label][0].steps)])
+                outside[label] = warn_outside(label, [model.outside(runs[label][0].steps)])
+    facts["outside_clock"] = {label: of for label, of in outside.items() if of} or None
     if config.in_order:
         has_time = model is not None
         totals = [

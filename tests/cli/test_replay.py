@@ -52,7 +52,12 @@ def test_what_the_log_lacks_is_said(dense: Path) -> None:
     calls, tau = (deep["pooled"]["bounds"][name] for name in ("calls", "mean_acceptance_length"))
     assert f" {calls['low']:.0f} to {calls['high']:.0f} " in row
     assert f" {tau['low']:.2f} to {tau['high']:.2f} " in row
-    assert f"12: {deep['pooled']['censored_share']:.1%} of its rounds leave the log" in found
+    lacking = f"{1 - deep['pooled']['expansion_support']:.1%} of the expansions that it wants"
+    assert f"{deep['pooled']['censored_share']:.1%} of its rounds leave the log" in found
+    assert f"/12: the log lacks {lacking} and " in found
+    assert "; collect with --dense --depth 8, or take eagle2:6x3/12." in found
+    held = passes("replay", dense, "-p", "eagle2:6x3/12", "--wide").out
+    assert "*" not in held, "the step that the note names works"
     assert "[" not in row, "no interval where the figure itself is not known"
     first = passes("replay", dense, *options, "--baseline", 2).out
     assert "×" not in first.replace("nothing is compared", ""), "of a range no ratio is made"

@@ -306,6 +306,20 @@ def test_replay_tells_no_gain_of_decisions_that_cost_nothing() -> None:
     assert "of mine" not in flat(run("replay", "exact", *words).out), "nor of a gain over it"
 
 
+def test_a_stated_clock_tells_a_gain_with_what_it_takes_for_granted() -> None:
+    """The H100's clock is of chains, and has no time for decisions."""
+    beyond = "the clock holds beyond its range of nodes a level"
+    for words, proviso in (
+        (f"ar,mine={SVIP}", ", if decisions of mine take no time."),
+        ("ar,eagle2:3x2/7", f", if {beyond}."),
+        ("ar,chain:2", " the speed of ar."),
+    ):
+        clock = ("--cost-model", "h100-llama-3.1-8b-eagle")
+        shown = specctl("replay", "traces", "-p", words, *clock, *QUICK).out
+        verdict = flat(shown).partition(" synthetic")[0]
+        assert verdict.endswith(proviso), verdict
+
+
 def test_the_ladder_marks_it() -> None:
     for clock in ("exact", "timed"):
         shown = flat(run("ladder", clock, "-p", f"mine={SVIP}").out)

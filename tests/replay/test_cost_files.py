@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from specctl.errors import InputError, UsageError
+from specctl.policy import Policy, SignalStop
 from specctl.replay.cost.files import (
     doubts,
     load_cost_model,
     parse_linear,
     save_cost_model,
+    unfailed_place,
     validity,
+    warn_of_lost_times,
 )
-from specctl.replay.cost.model import TableCost
+from specctl.replay.cost.model import DeciderCost, LiveCheck, TableCost
 from specctl.replay.cost.rates import LinearCost
 from tests.replay.costs import FINGERPRINT, LINEAR, MACHINE, table_model
 
@@ -72,6 +75,30 @@ def test_rates_that_are_refused_are_written_out(text: str, says: str) -> None:
         parse_linear(text)
     line = refused.value.hint.removeprefix("write ").partition(", with")[0]
     assert parse_linear(line.replace("=N", "=7")).step_us == 7
+
+
+def test_a_clock_that_passed_is_not_replaced_by_one_that_failed(tmp_path: Path) -> None:
+    check = LiveCheck(policy="ar", num_tokens=9, predicted_us=1e4, measured_us=5e3)
+    path, failed = tmp_path / "clock.json", table_model(checks=(check,))
+    assert failed.failed_check is not None
+    assert unfailed_place(failed, path) == path, "the first one"
+    save_cost_model(failed, path)
+    assert unfailed_place(failed, path) == path
+    save_cost_model(TABLE, path)
+    assert unfailed_place(failed, path) == tmp_path / "clock.failed.json"
+    assert unfailed_place(TABLE, path) == path
+
+
+def test_times_of_decisions_that_would_be_lost_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "clock.json"
+    cost = DeciderCost(batch_sizes=(1,), level_us=(3.0,))
+    save_cost_model(table_model(deciders={"stop": cost, "hetero": cost}), path)
+    stop = Policy(shape=SignalStop(signal="confidence", threshold=0.4))
+    warn_of_lost_times(path, [stop])
+    [line] = caplog.messages
+    assert "the decisions of hetero, which this run leaves out; add --policy" in line
 
 
 US = ("verify", "us")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import add
@@ -23,6 +24,7 @@ from specctl.errors import (
     did_you_mean,
     reason_of,
 )
+from specctl.formatting import listed
 from specctl.policy import Policy
 from specctl.records import describe_violation
 from specctl.replay.cost.model import (
@@ -31,6 +33,7 @@ from specctl.replay.cost.model import (
     FailedCheck,
     OutOfRange,
     TableCost,
+    decider_of,
 )
 from specctl.replay.cost.rates import EngineCost, LinearCost
 
@@ -213,12 +216,46 @@ def _off_by(check: FailedCheck) -> str:
     return f"off by {check.error:+.0%} in its own check ({check.of})"
 
 
-def warn_outside(label: str, parts: Iterable[Sequence[OutOfRange]]) -> None:
-    """Warns of a policy's rounds outside the model's range, over all parts of a log."""
+def warn_outside(label: str, parts: Iterable[Sequence[OutOfRange]]) -> tuple[str, ...]:
+    """Warns of a policy's rounds outside the model's range, over all parts of a log.
+
+    Returns:
+        Words of the dimensions with most rounds outside.
+    """
+    mostly = []
     for dimension in zip(*parts, strict=True):
         found = reduce(add, dimension)
         if found.num_outside:
             logger.warning("cost model, %s: %s", label, found)
+        if 2 * found.num_outside > found.num:
+            mostly.append(found.words)
+    return tuple(mostly)
+
+
+def warn_of_lost_times(path: Path, policies: Iterable[Policy]) -> None:
+    """Warns of decisions that an older cost model has times of and a new one will not have."""
+    if not path.exists():
+        return
+    with suppress(InputError):
+        older = load_cost_model(path)
+        held = older.deciders if isinstance(older, TableCost) else {}
+        if lost := sorted({*held} - {decider_of(policy) for policy in policies}):
+            logger.warning(
+                "%s has times of the decisions of %s, which this run leaves out; add --policy for "
+                "each to keep them",
+                path,
+                listed(lost),
+            )
+
+
+def unfailed_place(model: CostModel, path: Path) -> Path:
+    """The place of a new cost model: beside an older one that passed its check, if this failed."""
+    if model.failed_check is None or not path.exists():
+        return path
+    with suppress(InputError):
+        if load_cost_model(path).failed_check is None:
+            return path.with_suffix(".failed.json")
+    return path
 
 
 def without_decision_cost(
