@@ -96,10 +96,12 @@ def held_against(advice: Advice, logs: Sequence[ServerLog]) -> Advice:
     )
     if is_other:
         idle = ", or this one was mostly idle" if off > 1 else ""
-        doubt += (
-            f", so it is another server's{idle}. Add logs at another draft length and without "
-            "drafts in its place, or give --force for the answer on that server"
-        )
+        doubt += f", so it is another server's{idle}"
+        if not advice.is_forced:
+            doubt += (
+                ". Add logs at another draft length and without drafts in its place, or give "
+                "--force for the answer on that server"
+            )
     return replace(
         advice,
         log_over_clock=off,
