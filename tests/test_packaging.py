@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from configparser import ConfigParser
 from dataclasses import dataclass
@@ -24,6 +25,16 @@ MAX_BYTES = 20 << 20
 NOT_SHIPPED = (".ci/",)
 OF_THE_BUILD = {"PKG-INFO", ".gitignore"}
 """Written into every sdist by the build, or by hatchling for rebuilding."""
+
+
+def test_refusals_install_packages_by_their_own_names() -> None:
+    """An extra of specctl can be installed only where specctl itself is published."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    known = {re.split(r"[^\w-]", line)[0] for extra in extras for line in extra}
+    code = "".join(path.read_text() for path in sorted((ROOT / "specctl").rglob("*.py")))
+    named = {name for line in re.findall('"pip install ([^"{,]+)', code) for name in line.split()}
+    assert {"gguf", "accelerate", "obstore", "ray"} <= named <= known | {"xllamacpp"}
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def check_vllm() -> Finding:
     text = os.environ.get(VARIABLE)
     settings = read_settings(text) if text else None
     if not entry_points(group="vllm.general_plugins", name="specctl"):
-        fix = "install specctl again where vLLM is: pip install --no-deps specctl"
+        fix = "install specctl again where vLLM is: in its checkout, pip install --no-deps ."
         return Finding("vLLM", "wrong", "the plugin has no entry point", fix)
     try:
         replaced_methods()

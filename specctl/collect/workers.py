@@ -222,7 +222,7 @@ def cluster(
         if not (connected := ray.is_initialized()):
             _connect(ray, address)
     except ImportError:
-        fix = "pip install 'specctl[ray]'"
+        fix = "pip install ray"
         raise UsageError("--workers and --ray need the package ray", hint=fix) from None
     finally:  # Ray replaces the handler, on import and on start
         if threading.current_thread() is threading.main_thread():

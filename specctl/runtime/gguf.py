@@ -26,7 +26,7 @@ MORE_PARTS: dict[Any, set[str]] = {
 """Architectures that load, with the parts that a Llama model lacks."""
 DIGITS = "smollm"
 """llama.cpp's name of byte-level BPE behind single digits, which transformers reads as GPT-2's."""
-INSTALL = "pip install 'specctl[gguf]'"
+INSTALL = "pip install gguf accelerate"
 INSTEAD = "give the model's folder or hub id"
 Fields = dict[str, Any]
 

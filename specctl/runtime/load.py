@@ -250,7 +250,7 @@ def check_loadable(folder: Path, devices: Devices) -> None:
     if len(devices) > 1 and find_spec("accelerate") is None:
         raise ModelConfigError(
             f"model {folder} on {names} needs the package accelerate, which spreads the layers",
-            hint="pip install 'specctl[split]'",
+            hint="pip install accelerate",
         )
     quantised = _config(folder).get("quantization_config")
     if quantised is not None:

@@ -130,7 +130,7 @@ def _connect(url: str, options: dict[str, Any]) -> Any:
         from obstore.exceptions import BaseError
         from obstore.store import S3Store as Client
     except ImportError as error:
-        fix = "pip install 'specctl[s3]'"
+        fix = "pip install obstore"
         raise UsageError(f"{url} needs the package obstore", hint=fix) from error
     parts = urlsplit(url)
     if not parts.netloc:

@@ -147,7 +147,7 @@ def test_what_cannot_run_is_refused_before_any_worker(
         write_lines(tmp_path / "ray" / "ray_current_cluster", dead)
         assert f"{dead}: " in refuses(OUTPUT, *words, "auto")
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert "pip install 'specctl[ray]'" in refuses(USAGE, *words[:-1], "--workers", 2)
+    assert "pip install ray" in refuses(USAGE, *words[:-1], "--workers", 2)
     passes(*words[:-1], *SMALL, "--limit", 1)  # this process alone needs no Ray
     assert num_finished(str(tmp_path / "set")) == 1
 

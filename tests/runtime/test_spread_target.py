@@ -70,5 +70,5 @@ def test_what_several_devices_need_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ModelConfigError, match=r"cuda:1 has 0 GB of memory; spread .* more GPUs"):
         check_loadable(folder, gpus)
     monkeypatch.setattr(load, "find_spec", lambda _: None)
-    with pytest.raises(ModelConfigError, match=r"pip install 'specctl\[split\]'"):
+    with pytest.raises(ModelConfigError, match=r"pip install accelerate"):
         check_loadable(folder, gpus)
