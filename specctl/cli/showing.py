@@ -76,10 +76,10 @@ def import_(
     sizes = _batch_sizes(batch_sizes or _LOADS)
     if out is not None:
         prepare_folder(out)
-    advice = None
+    advice, model = None, None
     if cost_model is not None or linear is not None:
         from specctl.replay.metrics import LoadClock
-        from specctl.replay.run import choose_cost
+        from specctl.replay.run import choose_cost, warn_of_server
 
         context = context_tokens or 512
         model = choose_cost(cost_model, linear, None, force=force)
@@ -109,6 +109,9 @@ def import_(
         texts = watched(sources, watch) if watch is not None else [*map(Source.of, sources)]
         summary = {"kind": "import", **import_files(texts, advice, sizes)}
     models = summary.get("models", {"": summary}).values()
+    if model is not None:
+        said = next(iter(models)).get("settings", {})
+        warn_of_server(model, summary["engine"], said)
     if advice is None and batch_sizes and not any(own["best_lengths"] for own in models):
         raise UsageError(
             "--batch-sizes names lengths by load, and the time of a step is not known",

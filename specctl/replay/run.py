@@ -9,6 +9,7 @@ from typing import Any
 
 from specctl.artifacts.compatibility import Expectation
 from specctl.errors import UsageError
+from specctl.formatting import listed
 from specctl.lazy import torch
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
@@ -28,8 +29,15 @@ from specctl.replay.cost.files import (
     parse_linear,
     warn_outside,
 )
-from specctl.replay.cost.model import CostModel, OutOfRange, Steps, require_slope, steps_of
-from specctl.replay.cost.rates import LinearCost
+from specctl.replay.cost.model import (
+    CostModel,
+    OutOfRange,
+    Steps,
+    TableCost,
+    require_slope,
+    steps_of,
+)
+from specctl.replay.cost.rates import EngineCost, LinearCost
 from specctl.replay.held_out import choose_prompts, logged_prompts
 from specctl.replay.llamacpp import as_llamacpp, log_of_engine
 from specctl.replay.metrics import LoadClock, Sums, join_sums
@@ -230,7 +238,7 @@ def open_cost_model(
     """The cost model, with a warning for each doubt about it.
 
     Args:
-        traces: None for a server's log, which names neither models nor machine.
+        traces: None for a server's log; `warn_of_server` has its doubts, once it is read.
         force: accept one that failed its own check, see `check_clock`.
         engine: see `doubts`.
     """
@@ -238,15 +246,34 @@ def open_cost_model(
         return None
     model = load_cost_model(path)
     check_clock(model, force=force)
-    if traces is None and not isinstance(model, LinearCost):
-        logger.warning(
-            f"cost model: measured for target {model.pair.target!r} and drafter "
-            f"{model.pair.drafter!r}; the log does not name its own"
-        )
-    pair = None if traces is None else traces.fingerprint
-    for line in doubts(model, pair=pair, device=processor_name(), engine=engine):
-        logger.warning("%s", line)
+    if traces is not None:
+        _warn(doubts(model, pair=traces.fingerprint, device=processor_name(), engine=engine))
     return model
+
+
+def warn_of_server(model: CostModel, engine: str, settings: Mapping[str, Sequence[str]]) -> None:
+    """A warning for each doubt about a cost model beside a server's log.
+
+    Args:
+        settings: `model` and `drafter` as the log's start names them, by path or name.
+    """
+    if isinstance(model, LinearCost):
+        return
+    assert isinstance(model, TableCost | EngineCost)
+    pair, lines = {"target": model.pair.target, "drafter": model.pair.drafter}, list[str]()
+    for role, key in (("target", "model"), ("drafter", "drafter")):
+        named = settings.get(key) or settings.get(f"{key} argument")
+        if not named:
+            lines.append(f"measured for {role} {pair[role]!r}; the log does not name its own")
+        elif {Path(name).name for name in named} != {Path(pair[role]).name}:
+            lines.append(f"measured for {role} {pair[role]!r}; the log is of {listed(named)}")
+    _warn([f"cost model: {line}" for line in lines])
+    _warn(doubts(model, device=processor_name(), engine=engine))
+
+
+def _warn(lines: Sequence[str]) -> None:
+    for line in lines:
+        logger.warning("%s", line)
 
 
 def require_cost_model(

@@ -673,6 +673,18 @@ def test_a_measured_cost_model_says_whose_it_is(tmp_path: Path) -> None:
     found = specctl("import", saved(tmp_path / "m.prom", scrape()), *words)
     assert "the log does not name its own" in found.err
     assert "'Test CPU'" in found.err
+    assert "times of specctl's own loop, not of vllm" in found.err
+
+
+def test_a_clock_of_the_log_s_models_by_name(tmp_path: Path) -> None:
+    (tmp_path / "cost_model.json").write_bytes(table_model().to_bytes())
+    words = ("--cost-model", tmp_path / "cost_model.json", "--batch-sizes", 1)
+    start = "loading model '/models/toy'\nloading draft model '/models/large'\n"
+    log = saved(tmp_path / "llama.log", start + CONTEXTS)
+    said = specctl("import", log, *words).err
+    assert "target" not in said
+    assert "measured for drafter 'small'; the log is of /models/large" in said
+    assert "times of specctl's own loop, not of llama.cpp" in said
 
 
 def test_what_was_read_comes_first(tmp_path: Path) -> None:
