@@ -280,6 +280,7 @@ def test_a_file_that_llamacpp_does_not_load(ground: Ground, tmp_path: Path) -> N
 
 
 @ONE_DRAFTER
+@pytest.mark.usefixtures("busy_machine")
 def test_a_server_is_timed(ground: Ground, tmp_path: Path) -> None:
     options = ("--batch-sizes", "1,4", "--contexts", "16,48", "--verified-tokens", "1,2,4")
     pair = ("--target", ground.target, "--drafter", ground.drafter, "--threads", 1)
