@@ -20,7 +20,7 @@ import torch
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-import specctl.runtime.identity as identity
+import specctl.runtime.config as config
 import specctl.runtime.load as load
 from specctl.errors import ModelConfigError
 from specctl.runtime.api import Decoder
@@ -125,7 +125,7 @@ def register() -> None:
     load.quietly = quietly
     load.parse_devices = lambda word: tuple(map(torch.device, word.split(",")))
     torch.cuda.mem_get_info = lambda device: (1 << 30, 1 << 30)
-    for module in (identity, load):
+    for module in (config, load):
         module.check_device = lambda word: None  # type: ignore[attr-defined]
 
 
