@@ -268,8 +268,11 @@ def verdict(results: Sequence[RunResult]) -> str:
     base = "plain decoding" if plain else results[0].named.label
     times = f"× {beside[best].speedup.text('.2f')} of {base} ({num_turns} turns)"
     if not faster and unclear:
-        gain = beside[unclear[0]].speedup.text(".2f")
-        return f"Not told apart from {base}: {unclear[0]} × {gain} ({num_turns} turns)."
+        gain = beside[unclear[0]]
+        return (
+            f"Not told apart from {base}: {unclear[0]} × {gain.speedup.text('.2f')} ({num_turns} "
+            f"turns, p {gain.p_value:.2g}; a verdict needs p of at most {MAX_P_VALUE})."
+        )
     if not faster:
         what = "Drafting did not pay here: the best" if plain else f"Fastest: {base}; next"
         return f"{what}, {best}, was {times}."

@@ -92,8 +92,8 @@ def resolve_policies(
     step_cost: StepCost | StepCosts | None = None,
     offline: bool = False,
 ) -> list[NamedPolicy]:
-    """Several comma-separated policies, optionally as `NAME=POLICY`; equal labels are extended by
-    the spec.
+    """Several comma-separated policies, optionally as `NAME=POLICY`; equal labels give way to
+    the user's words.
 
     Raises:
         UsageError: the same policy twice, or an empty name; see also `resolve_policy`.
@@ -107,9 +107,7 @@ def resolve_policies(
         named.append(replace(found, label=name or found.label))
     labels = [item.label for item in named]
     named = [
-        replace(item, label=f"{item.label}:{spec}")
-        if labels.count(item.label) > 1 and not name
-        else item
+        replace(item, label=spec) if labels.count(item.label) > 1 and not name else item
         for item, (name, spec) in zip(named, words, strict=True)
     ]
     if len({item.label for item in named}) < len(named):

@@ -318,6 +318,8 @@ def test_a_stated_clock_tells_a_gain_with_what_it_takes_for_granted() -> None:
         shown = specctl("replay", "traces", "-p", words, *clock, *QUICK).out
         verdict = flat(shown).partition(" synthetic")[0]
         assert verdict.endswith(proviso), verdict
+    slower = specctl("replay", "traces", "-p", "chain:2,ar", *clock, *QUICK).out
+    assert slower.startswith("chain:2 is the fastest for sure: next ar, × 0.65 ["), slower
 
 
 def test_the_ladder_marks_it() -> None:

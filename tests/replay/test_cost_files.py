@@ -96,9 +96,12 @@ def test_times_of_decisions_that_would_be_lost_are_named(
     cost = DeciderCost(batch_sizes=(1,), level_us=(3.0,))
     save_cost_model(table_model(deciders={"stop": cost, "hetero": cost}), path)
     stop = Policy(shape=SignalStop(signal="confidence", threshold=0.4))
-    warn_of_lost_times(path, [stop])
-    [line] = caplog.messages
-    assert "the decisions of hetero, which this run leaves out; add --policy" in line
+    warn_of_lost_times(path, [stop], FINGERPRINT)
+    warn_of_lost_times(path, [], FINGERPRINT)
+    warn_of_lost_times(path, [], FINGERPRINT.model_copy(update={"drafter": "another"}))
+    one, both = caplog.messages
+    assert "the decisions of hetero, which this run leaves out; add --policy" in one
+    assert "hetero and stop (confidence, svip, " in both
 
 
 US = ("verify", "us")

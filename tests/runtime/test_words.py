@@ -139,7 +139,7 @@ def test_a_policy_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for folder in ("a", "b", "c=d"):
         write_artifact(tmp_path / folder, "chain")
     named = resolve_policies("chain,best=a/,b/,c=d/,small=chain:2")
-    labels = ["chain:chain", "best", "chain:b/", "chain:c=d/", "small"]
+    labels = ["chain", "best", "b/", "c=d/", "small"]
     assert [item.label for item in named] == labels
     assert named[1].policy == resolve_policy("a/").policy
     assert named[-1].policy.shape == Chain(num_draft_tokens=2)

@@ -34,6 +34,7 @@ from specctl.replay.cost.model import (
     OutOfRange,
     TableCost,
     decider_of,
+    decider_text,
 )
 from specctl.replay.cost.rates import EngineCost, LinearCost
 
@@ -232,19 +233,20 @@ def warn_outside(label: str, parts: Iterable[Sequence[OutOfRange]]) -> tuple[str
     return tuple(mostly)
 
 
-def warn_of_lost_times(path: Path, policies: Iterable[Policy]) -> None:
-    """Warns of decisions that an older cost model has times of and a new one will not have."""
+def warn_of_lost_times(path: Path, policies: Iterable[Policy], pair: PairFingerprint) -> None:
+    """Warns of decisions that an older cost model of the pair has times of and a new one will not
+    have."""
     if not path.exists():
         return
     with suppress(InputError):
         older = load_cost_model(path)
-        held = older.deciders if isinstance(older, TableCost) else {}
+        held = older.deciders if isinstance(older, TableCost) and older.pair == pair else {}
         if lost := sorted({*held} - {decider_of(policy) for policy in policies}):
             logger.warning(
                 "%s has times of the decisions of %s, which this run leaves out; add --policy for "
                 "each to keep them",
                 path,
-                listed(lost),
+                listed(map(decider_text, lost)),
             )
 
 

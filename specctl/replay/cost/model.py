@@ -22,7 +22,7 @@ from specctl.features import needs_text
 from specctl.formatting import count
 from specctl.policy import PerRequest, ScoredTree
 from specctl.policy.budgets import Microseconds, StepCost
-from specctl.policy.families import shape_family
+from specctl.policy.families import WORDS, shape_family
 from specctl.policy.scorers import FfnScorer
 from specctl.records import PositiveInt, Record, canonical_json, require
 from specctl.replay.config import Axis, Increasing
@@ -92,6 +92,13 @@ def decider_of(policy: Policy) -> str:
         text = ", with the text" if needs_text(scorer.features) else ""
         words = [f"c2t: {scorer.kind} of {len(scorer.features)} features, {size}{text}"]
     return "+".join([*words, *([] if isinstance(budget, PerRequest) else [budget.kind])])
+
+
+def decider_text(decider: str) -> str:
+    """The name of `decider_of`, with other words of the policies that the rule decides for."""
+    kind, _, _ = decider.partition("+")
+    words = [word for word, of in WORDS["shape"].items() if of["kind"] == kind != word]
+    return f"{decider} ({', '.join(words)})" if words else decider
 
 
 def width_of(steps: Steps) -> Floats:

@@ -31,6 +31,7 @@ from specctl.replay.cost.model import (
     Machine,
     TableCost,
     decider_of,
+    decider_text,
 )
 from specctl.replay.cost.probe import (
     MEASUREMENTS,
@@ -379,8 +380,9 @@ def render(model: TableCost) -> list[Any]:
         Detail(f"spread of verification (IQR over median): {spread(model.verify):.1%}"),
         Detail(f"{model.num_samples} {model.rounds} rounds a point"),
         *(
-            f"decisions of {rounded(name)}: {', '.join(f'{us:.0f}' for us in cost.level_us)} us a "
-            f"level at batches of {', '.join(map(str, cost.batch_sizes))}"
+            f"decisions of {rounded(decider_text(name))}: "
+            f"{', '.join(f'{us:.0f}' for us in cost.level_us)} us a level at batches of "
+            f"{', '.join(map(str, cost.batch_sizes))}"
             for name, cost in model.deciders.items()
         ),
         *check_lines(model),
