@@ -34,8 +34,8 @@ MAX_NOT_RUN = 5
 # --------------------------------------------------------------------------- examples
 
 
-ANNOUNCED = "warning: offline: "
-"""The warning that a page's command may give: it took a policy from the cache."""
+ANNOUNCED = ("warning: offline: ", "warning: cost model: times of specctl's own loop, not of ")
+"""Warnings that a page's command may give: a policy from the cache, a clock of no engine."""
 AS_USER = re.compile(r"# as (\w+)")
 """From such a line on, commands are another user's, with a home of their own."""
 SERVERS = {"operators.md"}
