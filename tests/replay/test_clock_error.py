@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specctl.engines.export import engine_options
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy
 from specctl.replay.config import TuneConfig
@@ -347,6 +348,11 @@ def test_tune_chooses_no_family_whose_decisions_cost_nothing(
     bare, timed = judged(traces, "exact"), judged(traces, "timed")
     assert (timed.beats_static, timed.without_decision_cost) == (True, None)
     assert (bare.beats_static, bare.chosen) == (False, bare.baseline)
+    decides = {
+        name: engine_options(TuneConfig.model_validate({"for_engine": name}))["decides"]
+        for name in ("vllm", "llamacpp")
+    }
+    assert decides == {"vllm": False, "llamacpp": True}
     of_engine = judged(traces, "exact", decides=True)
     assert (of_engine.beats_static, of_engine.without_decision_cost) == (True, None)
     [(label, words)] = bare.without_decision_cost.items()
