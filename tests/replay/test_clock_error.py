@@ -303,6 +303,9 @@ def test_replay_tells_no_gain_of_decisions_that_cost_nothing() -> None:
         "mine": SVIP
     }
     assert "mine‡" not in flat(run("replay", "timed", "-p", f"mine={SVIP}").out)
+    stop = ("replay", "exact", "-p", "mine=p_min:threshold=0.4:window=2")
+    assert "mine‡" in flat(run(*stop).out)
+    assert "mine‡" not in flat(run(*stop, "--engine", "llamacpp").out), "its server decides"
     words = ("-p", f"mine={SVIP}", "--baseline", 3)
     assert "of mine" not in flat(run("replay", "exact", *words).out), "nor of a gain over it"
 
