@@ -54,7 +54,7 @@ def servers(logs: Sequence[ServerLog]) -> tuple[list[list[ServerLog]], list[str]
             fitting = []
         elif found and not fitting and len(lengths) > 1:
             taken.append(f"{odd[0]}: their steps make no clock together.")
-        elif fitting and (missing := _missing(log, fitting[0], facts)):
+        elif fitting and len(lengths) > 1 and (missing := _missing(log, fitting[0], facts)):
             taken.append(
                 f"{log.name} does not name its {missing}: taken as of the server of "
                 f"{fitting[0][0].name}. Keep its start lines."
@@ -77,8 +77,8 @@ def _difference(log: ServerLog, server: Sequence[ServerLog], facts: Sequence[str
 
 
 def _missing(log: ServerLog, server: Sequence[ServerLog], facts: Sequence[str]) -> str:
-    """Facts that others of a server name and a log does not."""
-    said = {name for other in server for name in other.settings} - log.settings.keys()
+    """Facts that a log does not name: its model, and those that others of a server name."""
+    said = {"model", *(name for other in server for name in other.settings)} - log.settings.keys()
     names = [name for name in facts if name in said and not name.endswith("argument")]
     return listed(names) if names else ""
 

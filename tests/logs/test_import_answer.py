@@ -455,6 +455,14 @@ def test_logs_of_one_server(length: int, start: str, says: str, *, is_one: bool)
     assert bool(found["taken"]) == bool(says)
 
 
+def test_logs_that_both_name_nothing_are_joined_and_that_is_said() -> None:
+    found = imported(timed_vllm(4, LOADS), timed_vllm(2, LOADS))
+    assert found["models"]["0"]["best_lengths"]
+    assert found["taken"] == [
+        "1 does not name its model: taken as of the server of 0. Keep its start lines."
+    ]
+
+
 def test_a_log_of_two_servers_is_no_clock() -> None:
     other = START.replace("small", "large") + timed_vllm(2, LOADS)
     found = imported(START + timed_vllm(4, LOADS) + "\n" + other)
