@@ -227,9 +227,9 @@ def _limits(
             limits.append(f"This clock was not measured at {sizes} requests.")
         else:
             least, most = advice.reach
-            loads = (
-                f"reach from {least} to {most} requests" if least < most else f"are all at {least}"
-            )
+            loads = f"reach from {least} to {most} requests"
+            if least == most:
+                loads = f"have {count(least, 'request')} at a time"
             line = f"The logs {loads}: {sizes} not judged"
             if _is_below(advice) and has_schedule:
                 line += f", and below {least} Set keeps the log's {depth}"

@@ -549,6 +549,8 @@ def test_logs_of_llama_cpp_are_a_clock() -> None:
     gains = [gain for gain, _ in best["over_plain_range"]]
     assert gains == pytest.approx([1, 1.7, 2.2 / 1.4, 2.5 / 1.8], rel=1e-6)
     assert "at 1 request (typical" in found["models"]["3"]["clock"]
+    said = " ".join(found["models"]["3"]["meaning"])
+    assert "The logs have 1 request at a time: 8 not judged." in said
     speeds = {
         one["log"]: (one["tokens_per_s"], one["over_plain"]) for one in found["request_speeds"]
     }
