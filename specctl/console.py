@@ -260,6 +260,11 @@ def warn(line: str) -> None:
     sys.stderr.write(f"warning: {line}\n")
 
 
+def note(line: str) -> None:
+    """Prints a line on standard error that is no warning."""
+    sys.stderr.write(f"{line}\n")
+
+
 def show_json(value: Any) -> None:
     """Prints one JSON value to standard output; NaN, which JSON lacks, becomes null.
 

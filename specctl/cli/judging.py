@@ -16,7 +16,7 @@ from specctl.cli.options import (
 )
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
-from specctl.errors import ClockError, EngineError
+from specctl.errors import ClockError, EngineError, UsageError
 from specctl.formatting import short_id
 from specctl.progress import progress, set_chunk_threads
 from specctl.records import PositiveInt, option
@@ -336,6 +336,13 @@ def report(
 
     First the best setting, its gains and what to set in your engine, then the details.
     """
+    for folder in traces or ():
+        if folder.endswith(".json"):
+            raise UsageError(
+                f"{folder} is no trace folder",
+                hint="results have options: --results, --ladder, --tune, --run, --drift",
+            )
+
     from specctl.durable import check_place, write_whole
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.acceptance import trace_figures

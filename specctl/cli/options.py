@@ -58,7 +58,7 @@ def preset_option(verb: str) -> Any:
             options = dict(PRESETS[name].options)
             context.default_map = options
             words = ", ".join(f"{option} {value}" for option, value in options.items())
-            console.warn(f"{name} ({PRESETS[name].source}): {words}")
+            console.note(f"{name} ({PRESETS[name].source}): {words}")
         return name
 
     help = f"Settings of a paper, which other options override: {', '.join(known)}; default: none."

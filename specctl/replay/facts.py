@@ -186,6 +186,12 @@ def read_result(
             f"{error.filename} cannot be read: {reason_of(error)}", hint="check the path"
         ) from error
     except ValidationError as error:
+        found = next((e["input"] for e in error.errors() if e["loc"] == ("kind",)), None)
+        if isinstance(found, str):
+            raise InputError(
+                f"{path} is of kind {found!r}, and not what `{verb}` writes",
+                hint="give each option the file of its verb",
+            ) from error
         raise InputError(
             f"{path} is not what `{verb}` writes: {describe_violation(error)}",
             hint="write it again with this version of specctl",

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from specctl.artifacts import PairFingerprint
 from specctl.engines.engine import EngineSettings
-from specctl.errors import UsageError
+from specctl.errors import InputError, UsageError
 from specctl.replay.cost.files import AnyCost
 from specctl.replay.facts import ResultRecord, TraceFacts, read_result
 from specctl.replay.ladder.result import LadderResult
@@ -144,8 +144,14 @@ def read_given(cost: AnyCost | None = None, **paths: Path | None) -> Given:
 
 def _with_facts(path: Path) -> bytes:
     """Both files of `specctl run` as one."""
+    policies = path.read_bytes()
+    if not policies.lstrip().startswith(b"["):
+        raise InputError(
+            f"{path} is not results.json of `specctl run`",
+            hint="give --run FOLDER/results.json; run.json is read beside it",
+        )
     facts = path.with_name("run.json").read_bytes()
-    return b'{"policies": ' + path.read_bytes() + b', "facts": ' + facts + b"}"
+    return b'{"policies": ' + policies + b', "facts": ' + facts + b"}"
 
 
 def settings_for(given: Given, tune: Path | None) -> Given:

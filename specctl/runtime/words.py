@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from specctl.artifacts.compatibility import Expected, check_expected
+from specctl.artifacts.manifest import REPORT_JSON
 from specctl.errors import LossyPolicyError, UsageError, did_you_mean, refusals_of
 from specctl.policy import Policy, StepCost, StepCosts, check_costs, parse_policy, with_costs
 from specctl.policy.families import PARTS, WORDS, family_of
@@ -224,7 +226,9 @@ def _given(
         unlike = "file or folder" if re.search(r"/|\.json$", word) else listed
         raise UsageError(
             f"policy {spec!r} is no {unlike}, no artifact's folder and no REGISTRY/NAME@ALIAS",
-            hint=did_you_mean(word, WORDS["shape"], "check the name or the path"),
+            hint=did_you_mean(
+                word, [*WORDS["shape"], *fitted_folders()], "check the name or the path"
+            ),
         )
     others = [word for kind, words in WORDS.items() if kind != "shape" for word in words]
     if part:
@@ -255,6 +259,11 @@ def _longest(words: list[str]) -> int:
                 if is_one("+".join(words[:size])):
                     return size
     return 1
+
+
+def fitted_folders() -> list[str]:
+    """The artifacts of fits in the working directory, for hints."""
+    return sorted(path.parent.name for path in Path().glob(f"*/{REPORT_JSON}"))
 
 
 def names_artifact(piece: str) -> bool:

@@ -327,7 +327,8 @@ def _verdict(data: SweepReport, setting: str, contract: Contract) -> str:
     if data.chosen is None:
         return f"No {setting} is certified: {at_most}."
     row = data.rows[data.chosen]
-    speed = f", × {row.comparison.speedup.text('.2f')} tokens a call"
+    gain = row.comparison.speedup
+    speed = f", × {gain.text('.2f')} tokens a call" + ", no gain shown" * (not gain.low > 1)
     return f"Certified: {setting} {row.setting:g}, {at_most}{speed}."
 
 

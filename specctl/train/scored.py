@@ -415,7 +415,10 @@ def _verdict(data: ScoredReport) -> str:
     """The threshold's recall and nodes, and the largest sure gain over plain thresholds."""
     if data.auc <= data.joint_auc:
         return "These scores order nodes no better than the path's own probability."
-    kept = f"Keeps {data.held_out.recall:.0%} of accepted tokens in {data.held_out.num_tokens:.1f}"
+    kept = (
+        f"Keeps {data.held_out.recall:.0%} of accepted tokens (of training prompts "
+        f"{data.train.recall:.0%}) in {data.held_out.num_tokens:.1f}"
+    )
     changes = [row.change_interval for row in data.comparisons if row.change_interval is not None]
     gains = [-found.value for found in changes if found.high < 0]
     if not gains:
@@ -443,7 +446,8 @@ def _summary(data: ScoredReport) -> tuple[str, ...]:
                 "Replay gives ranges for it: collect with a larger --width, or lower --recall."
             )
     if data.missing_frac > 0.05:
+        rows = " and ".join(f"{recall:.2f}" for recall in RECALLS if recall >= 0.9)
         lines.append(
-            "The log is narrower than this scorer would draft: recalls near 1 are too low."
+            f"The log is narrower than this scorer would draft: rows {rows} are not usable."
         )
     return tuple(lines)

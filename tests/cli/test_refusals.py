@@ -71,6 +71,14 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "export chain:3", "--to is required; such as: specctl export chain:3 --to vllm"),
     (USAGE, "fit hetro DENSE -o OUT", "Did you mean 'hetero'?"),
     (USAGE, "tune DENSE --cost-model line --family eagel2", "did you mean eagle2?"),
+    (USAGE, "tune DENSE --cost-model line --family mars", "to answers: specctl fit mars"),
+    (USAGE, "tune DENSE --cost-model line --family fittde", "did you mean fitted?"),
+    (USAGE, "replay DENSE -p fittde", "did you mean fitted?"),
+    (
+        USAGE,
+        "report run/results.json -o p.html",
+        "have options: --results, --ladder, --tune",
+    ),
     (USAGE, "tune DENSE --cost-model line --batch-size 1,8", "--batch-size must be a whole num"),
     (USAGE, "replay DENSE -p mars", "put a shape before it: eagle2+mars"),
     (USAGE, "replay DENSE -p chain:0", "chain has the settings num_draft_tokens"),
@@ -216,6 +224,8 @@ HEAVY: list[tuple[int, str, str]] = [
     (INPUT, "drift ABSENT -p ar --cost-model /nowhere.json", "/nowhere.json is no file, and none"),
     (OUTPUT, "drift ABSENT -p ar --metrics /proc/x", "metrics /proc/x cannot be written"),
     (INPUT, "show FOLDER", "is an empty folder"),
+    (INPUT, "report --run fitted/report.json -o p.html", "give --run FOLDER/results.json"),
+    (INPUT, "report --tune fitted/report.json -o p.html", "is of kind 'ladder', and not what"),
     # Artifacts.
     (ARTIFACT, "run PROMPTS --policy OTHER_TARGET SMALL", "E_TARGET"),
     # Models.
@@ -260,6 +270,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_lines(tmp_path / "p.txt", "How much is 2 + 2?")
     write_lines(tmp_path / "p.csv", "a,b", "1,2")
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "fitted").mkdir()
+    (tmp_path / "fitted" / "report.json").write_text('{"kind": "ladder"}')
     return tmp_path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from specctl.artifacts import load_artifact
 from specctl.errors import EvidenceError
 from specctl.policy import JensenShannon
 from specctl.stats import Floats
-from specctl.train.certify import judge
+from specctl.train.certify import judge, report_of
 from specctl.train.configs import Contract
 from specctl.train.contract import (
     binomial_prompts,
@@ -166,6 +167,9 @@ def test_the_strictest_of_the_fastest_certified_settings_is_published(tmp_path: 
     found = swept(0, 1, 20)
     fit = judge(found, ADASD, {"device": "a CPU"}, runs)
     assert [row.trial.certified for row in fit.data.rows] == [True, True, False]
+    assert fit.report.verdict.endswith("× 1.50 [1.50, 1.50] tokens a call.")
+    even = replace(found, relaxed=(found.strict,) * 3)
+    assert report_of(even, ADASD, {}).verdict.endswith(" tokens a call, no gain shown.")
     save_fit(fit, tmp_path / "policy", PAIR, found.digest)
     artifact = load_artifact(tmp_path / "policy", expect=PAIR)
     assert not artifact.manifest.lossless

@@ -24,7 +24,7 @@ from specctl.policy import (
     parse_policy,
     with_costs,
 )
-from specctl.policy.families import BUDGETS, SHAPES, shape_family
+from specctl.policy.families import BUDGETS, SHAPES, WORDS, shape_family
 from specctl.policy.family import Grid, Scaled
 from specctl.records import canonical_json
 from specctl.replay.outcomes import check_replayable
@@ -32,6 +32,7 @@ from specctl.replay.submissions import shares
 from specctl.replay.tune.verdict import FamilySearch
 from specctl.runtime.words import (
     NamedPolicy,
+    fitted_folders,
     pieces,
     record_of,
     resolve_policy,
@@ -202,12 +203,22 @@ def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
         known = [key.partition("=")[2] for key in SHAPE_GRIDS if _has_setting(key)]
         check_choice(f"--family {name}: stop:signal=", signal, known)
         word = f"stop:signal={signal}"
+    if word in WORDS["acceptance"]:
+        step = "compare it live: specctl run --compare"
+        for fit in ("mars", "adasd"):
+            step = f"fit it to answers: specctl fit {fit}" if word.startswith(fit) else step
+        raise UsageError(
+            f"--family {name}: an acceptance is not searched, as its texts are not the logged ones",
+            hint=step,
+        )
     if word not in SHAPE_GRIDS:
         searched = [key for key, grid in SHAPE_GRIDS.items() if grid and not _has_setting(key)]
         raise UsageError(
-            f"--family {name!r} is neither the folder of an artifact nor one of "
+            f"--family {name!r} is neither the folder of a fit nor one of "
             f"{', '.join(searched)} and stop, with or without + a budget",
-            hint=did_you_mean(word, [*searched, "stop"], "check the name or the path"),
+            hint=did_you_mean(
+                word, [*searched, "stop", *fitted_folders()], "check the name or the path"
+            ),
         )
     grid = SHARED_GRIDS.get(word, SHAPE_GRIDS[word]) if budget else SHAPE_GRIDS[word]
     return SearchedFamily(name, shape, budget, {**_free(grid, shape), **budget_grid})

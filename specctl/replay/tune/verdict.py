@@ -141,13 +141,17 @@ class TuneVerdict(ResultRecord):
 
     @property
     def names(self) -> dict[str, str]:
-        """Short names of the finalists: long labels become the family and the row."""
-        return {
-            one.policy: one.policy
-            if len(one.policy) <= LONGEST_LABEL
-            else f"{_short_name(one.family)} #{row}"
-            for row, one in enumerate(self.policies, 1)
-        }
+        """Short names of the finalists: a long label becomes the family and `:…`, with a number
+        where several finalists would have that name."""
+        names: dict[str, str] = {}
+        for one in self.policies:
+            name = one.policy
+            if len(name) > LONGEST_LABEL:
+                name = f"{_short_name(one.family)}:…"
+                alike = sum(known.startswith(name) for known in names.values())
+                name += f" #{alike + 1}" if alike else ""
+            names[one.policy] = name
+        return names
 
     def sentence(self) -> str:
         """The written setting, against the best static setting and against plain decoding."""
