@@ -162,7 +162,7 @@ SAID: list[tuple[Given, str, str]] = [
     (ALL, "recommendation", "Batches are simulated."),
     (SLIGHT, "recommendation", "static is the best static setting. mine came out at"),
     (STATIC, "recommendation", "fancy is × 1.300 [1.200, 1.400] of static, the best static"),
-    (ALL, "policies", "of its rounds leave the log"),
+    (ALL, "policies", "the log lacks 2.0% of the expansions that it wants"),
     (
         ALL,
         "runs",
