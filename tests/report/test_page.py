@@ -339,7 +339,7 @@ REFUSED = {
     "[]": "not an object",
     json.dumps({n: v for n, v in WHOLE.items() if n != "policies"}): "policies: it is missing",
     json.dumps(WHOLE | {"policies": []}): "policies: Tuple",
-    json.dumps(WHOLE | {"kind": "ladder"}): "kind: not 'replay'",
+    json.dumps(WHOLE | {"kind": "ladder"}): "of kind 'ladder', and not what",
 }
 
 
