@@ -31,7 +31,7 @@ NONE_YET = (
 TIMES_PLAIN = "the speed of plain decoding"
 LIMITS = {
     "oracle": "the best possible with this drafter, over plain decoding, estimated",
-    "clairvoyant": "a bound for it: all outcomes known in advance",
+    "clairvoyant": "a bound for any policy: all outcomes known in advance",
 }
 """Rungs above every policy, in words."""
 NAMES = {
