@@ -40,7 +40,8 @@ NAMES = {
     "chain": "best static chain",
     "tree": "best static tree",
 }
-"""Names of rungs on the picture; others have the first word of their label."""
+"""Names of rungs on the picture; others have their label, or the first word of a long one."""
+LONGEST_NAME = 16  # characters beside a point
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Point:
     def name(self) -> str:
         """A short name for the picture; tables have the whole label."""
         kind = "plain" if self.label == PLAIN else self.kind
-        return NAMES.get(kind, self.label.split(":")[0]) + self.marks
+        short = self.label if len(self.label) <= LONGEST_NAME else self.label.split(":")[0]
+        return NAMES.get(kind, short) + self.marks
 
 
 def recommendation(given: Given, figures: TraceFigures | None) -> Section:

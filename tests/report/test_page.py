@@ -215,6 +215,17 @@ def test_the_page_begins_with_the_answer(html: str, full_page: Page) -> None:
     ]
 
 
+def test_short_names_of_a_table_stand_below_it_in_full(evidence: TraceFigures) -> None:
+    long = ":".join(("fancy", *(f"setting_{number}=0.123456" for number in range(4))))
+    tune = tune_results(beats=False)
+    policies = [
+        p.model_copy(update={"policy": p.policy.replace("fancy", long)}) for p in tune.policies
+    ]
+    changed = tune.model_copy(update={"policies": tuple(policies), "winner_on_train": long})
+    text = build_page(evidence, Given(tune=changed)).html().replace("<wbr>", "")
+    assert f'</table>\n</div>\n<p class="basis">fancy:…: {long}</p>' in text
+
+
 def test_the_best_possible_is_that_of_the_tuned_load_or_none() -> None:
     ladder = ladder_results()
     assert any(
