@@ -89,7 +89,7 @@ RESULTS = (
 
 
 def _result(path: Path) -> Answer | None:
-    """What a verb wrote, in the words of that verb, or a named clock; None of another file."""
+    """A file of a verb, in the words of that verb, or a named clock; None of another file."""
     from specctl.replay.cost.files import clock_names, load_cost_model
 
     file = next((path / name for name in RESULTS if (path / name).is_file()), path)

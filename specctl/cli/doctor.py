@@ -118,7 +118,7 @@ def check_models(config: ModelsConfig, notes: list[str]) -> Finding:
 
 
 def check_drafter(config: ModelsConfig, notes: list[str]) -> Finding:
-    """What `check_models` read of the drafter."""
+    """Facts of the drafter, as `check_models` read them."""
     unread = "none" if config.drafter == "none" else "not read, as the models do not load"
     return Finding("drafter", "ok" if notes else "-", "; ".join(notes) or unread)
 

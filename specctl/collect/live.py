@@ -24,7 +24,7 @@ from specctl.runtime.requests import Metrics, pooled
 
 @dataclass(frozen=True)
 class SetOptions:
-    """How a collection writes its set."""
+    """Options of a collection on its trace set."""
 
     resume: bool = False  # go on with a set of the same run
     shard: Shard = WHOLE  # the part of the prompts for this process, if several write to one set

@@ -21,7 +21,7 @@ _OFF = {
 
 
 def length_lines(engine: str, schedule: Schedule, most: int) -> list[str]:
-    """What to change in the command of a server that drafts already, one sentence a line.
+    """Changes to the command of a server that drafts already, one sentence a line.
 
     Args:
         engine: `vllm`, `sglang` or `llamacpp`. schedule: of at least one stretch.

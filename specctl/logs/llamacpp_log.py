@@ -52,7 +52,7 @@ _WITHOUT = "is of a request that drafted no token: it was too short, or nothing 
 
 @dataclass
 class _Request:
-    """What lines of one request say."""
+    """Facts of one request, from its lines."""
 
     spot: Spot
     process: str

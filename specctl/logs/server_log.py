@@ -103,7 +103,7 @@ class ServerLog:
         return run
 
     def settings_of(self, intervals: Sequence[Interval]) -> dict[str, list[str]]:
-        """What the log says of all its runs, or else of those of these intervals."""
+        """Settings of all runs of the log, or of the runs of these intervals."""
         runs = [
             self._of_run.get(run, {}) for run in dict.fromkeys(one.process for one in intervals)
         ]

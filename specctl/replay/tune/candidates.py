@@ -108,7 +108,7 @@ FEW_FAMILIES = 3
 
 
 def grid_parts(families: Sequence[SearchedFamily]) -> list[Any]:
-    """What is searched: every setting with its values, of many families only with `--wide`."""
+    """Settings that are searched, with their values; of many families only with `--wide`."""
     is_long = len(families) > FEW_FAMILIES
     names = [(one.name, ", ".join(name for name, _ in one.grid_rows())) for one in families]
     rows = [(family.name, *row) for family in families for row in family.grid_rows()]
