@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 else:
     np = LazyModule("numpy")
     torch = LazyModule("torch")
-    Tensor = Device = "Tensor"
+    Tensor, Device = "Tensor", "torch.device | str"
 
 
 def inference(function: Callable[Given, Found]) -> Callable[Given, Found]:
