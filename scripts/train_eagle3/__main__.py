@@ -39,6 +39,7 @@ def new_parser(text: str | None, stages: Iterable[str]) -> argparse.ArgumentPars
     add("--work-dir", type=Path, default=Path("work-head"), help="text, features, checkpoints, log")
     add("--num-tokens", type=int, default=1_000_000, help="of the target's own text")
     add("--max-new-tokens", type=int, default=256, help="of an answer")
+    add("--answers", type=Path, help="file of a published head, whose answers are taken")
     add("--max-length", type=int, default=576, help="tokens of a row; what is beyond is cut off")
     add("--steps", type=int, default=3000, help="updates of the head")
     add("--rows", type=int, default=24, help="answers in an update")
@@ -78,6 +79,8 @@ class Workplace:
     def write_text(self, found: Sequence[own_text.Row]) -> None:
         """Text of the target that continues the prompts."""
         given, path = self.given, self.folder / "own_text.jsonl"
+        if given.answers:
+            own_text.append_rows(path, own_text.read_answers(given.answers, found))
         decoder = Decoder.from_pretrained(
             str(given.target), policy="ar", device=given.device, dtype="bfloat16", batch_size=64
         )
@@ -173,13 +176,14 @@ def run_evaluate(place: Workplace) -> None:
 
 
 def run_publish(place: Workplace) -> None:
-    """Writes the last head with its model card, `README.md`."""
+    """Writes the last head with its model card, `README.md`, and the target's answers."""
     given, rows = place.given, place.rows()
     facts = {"layers": place.layers(place.target())} | {name: getattr(given, name) for name in CARD}
     shutil.copytree(place.trained_head(), given.out, dirs_exist_ok=True)
     trained_on = [rows[number] for number in place.train_numbers()]
     text = card.card(place.folder, given.name, given.target.stem, trained_on, facts)
     (given.out / "README.md").write_text(text, encoding="utf-8")
+    own_text.write_answers(rows, given.out / "answers.parquet")
 
 
 def run_stages(given: argparse.Namespace, stages: Stages) -> None:

@@ -11,6 +11,8 @@ from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -40,6 +42,10 @@ class Row:
         return number_of(self.prompt_ids)
 
     @property
+    def prompt_digest(self) -> str:
+        return sha256(repr(self.prompt_ids).encode()).hexdigest()[:16]
+
+    @property
     def sampling(self) -> Sampling:
         """Two of five answers are sampled, the others are greedy."""
         is_sampled = self.draw * 997 % 1 < SAMPLED_FRAC
@@ -60,6 +66,23 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
     lines = [json.dumps(asdict(row)) + "\n" for row in (old | new).values()]
     path.with_suffix(".tmp").write_text("".join(lines), "utf-8")
     path.with_suffix(".tmp").replace(path)
+
+
+def write_answers(rows: Sequence[Row], path: Path) -> None:
+    """Writes the answers as Parquet; a digest stands for a prompt, whose text is its maker's."""
+    columns = {
+        "prompt_digest": [row.prompt_digest for row in rows],
+        "answer_ids": pa.array([row.answer_ids for row in rows], pa.list_(pa.int32())),
+    }
+    pq.write_table(pa.table(columns), path, compression="zstd", compression_level=19)
+
+
+def read_answers(path: Path, prompts: Sequence[Row]) -> list[Row]:
+    """The prompts that `write_answers` wrote an answer to, with it."""
+    table = pq.read_table(path)
+    answers = dict(zip(*(table[name].to_pylist() for name in table.column_names), strict=True))
+    known = (row for row in prompts if row.prompt_digest in answers)
+    return [replace(row, answer_ids=tuple(answers[row.prompt_digest])) for row in known]
 
 
 def write_rows(

@@ -146,3 +146,5 @@ def test_the_card_tells_what_the_log_and_the_evaluations_hold(
     assert f"| toy | {num_rows} | {num_rows * 15} |" in text
     assert "--steps 20" in text
     assert (given.out / "model.safetensors").exists()
+    prompts = [Row("toy", row.prompt_ids) for row in (*place.rows(), *rows(3, seed=8))]
+    assert own_text.read_answers(given.out / "answers.parquet", prompts) == place.rows()
