@@ -17,7 +17,7 @@ from specctl.formatting import Table, count, sampling
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference
 from specctl.registry.opening import is_registry
-from specctl.runtime.checkpoints import WORDS
+from specctl.runtime.checkpoints import WORDS, architecture
 from specctl.runtime.checkpoints import kind_of as model_kind
 from specctl.runtime.gguf import is_gguf
 from specctl.runtime.identity import read_config
@@ -165,9 +165,11 @@ def _is_model(config: Path) -> bool:
 
 def _model(path: Path) -> Answer:
     """A target or drafter, by its kind."""
-    kind = model_kind(path)
+    kind, named = model_kind(path), architecture(path)
+    of = f", {named}" if named else ""
     advice = f"`specctl doctor TARGET {path}` says how it is read"
-    return Answer({"path": str(path), "kind": kind}, [f"{path} is {WORDS[kind]}; {advice}"])
+    facts = {"path": str(path), "kind": kind, "architecture": named}
+    return Answer(facts, [f"{path} is {WORDS[kind]}{of}; {advice}"])
 
 
 def _exported(path: Path) -> Answer:

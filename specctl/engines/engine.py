@@ -12,6 +12,7 @@ that the engine would refuse, cap or ignore, before any file is written.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,7 @@ from specctl.policy.family import MAX_TOKENS
 from specctl.policy.rules import is_fixed
 from specctl.records import Record, describe_violation
 from specctl.replay.config import Engine as Batching
-from specctl.runtime.checkpoints import Kind
+from specctl.runtime.checkpoints import WORDS, Kind
 from specctl.runtime.words import words_of
 
 GgufWeights = Literal["float32", "float16", "q8_0"]
@@ -50,6 +51,7 @@ class EngineDrafter(Record):
     model: Annotated[str, Field(min_length=1)]  # a folder or hub id
     method: Kind
     block_size: int | None = None  # tokens that a block drafter drafts a round, if known
+    architecture: str | None = None  # by its config.json; None if that was not read
 
 
 def label_of(policy: Policy) -> str:
@@ -96,9 +98,16 @@ class Serving:
         """The path of a file in flags."""
         return name if self.folder is None else str(self.folder / name)
 
-    def drafter_for(self, engine: str, kinds: Collection[Kind]) -> EngineDrafter:
+    def drafter_for(
+        self, engine: str, kinds: Collection[Kind], models: Mapping[Kind, str] | None = None
+    ) -> EngineDrafter:
         """The drafter; `UsageError` if it is not known, `EngineError` for a kind that the engine
-        does not run."""
+        does not run.
+
+        Args:
+            models: regular expressions of the architectures that the engine has a model for, by
+                kind; a kind that is not there is not checked.
+        """
         if self.drafter is None:
             raise UsageError(
                 f"export to {engine} needs the drafter, and the policy names no pair",
@@ -110,7 +119,22 @@ class Serving:
                 f"drafts with {listed(kinds)} here",
                 hint="export for another pair, or to another engine",
             )
+        mark, named = (models or {}).get(self.drafter.method), self.drafter.architecture
+        if mark and named is not None and not re.fullmatch(mark, named):
+            raise EngineError(
+                f"the drafter {self.drafter.model} is {WORDS[self.drafter.method]} of architecture "
+                f"{named}, and {engine} has no model of that name that drafts",
+                hint=_other_name(mark, named),
+            )
         return self.drafter
+
+
+def _other_name(mark: str, named: str) -> str:
+    """The next step for an architecture that an engine lacks: SGLang names heads otherwise."""
+    for word in ("Eagle3", "Eagle"):
+        if re.fullmatch(mark, other := named.removeprefix(word) + word):
+            return f'write "architectures": ["{other}"] into a copy of its config.json'
+    return "export for another pair, or to another engine"
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from specctl.policy import (
 )
 from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, TuneConfig
-from specctl.runtime.checkpoints import WORDS, Kind, block_size, methods_of
+from specctl.runtime.checkpoints import WORDS, Kind, architecture, block_size, methods_of
 from specctl.runtime.identity import config_from_hub, local_folder, model_folder
 from specctl.runtime.words import (
     NamedPolicy,
@@ -212,7 +212,8 @@ def drafter_of(
             hint=f"give --method {' or '.join(kinds)}",
         )
     kind = method or kinds[-1]
-    return EngineDrafter(model=shown, method=kind, block_size=block_size(folder, kind))
+    size, stated = block_size(folder, kind), architecture(folder)
+    return EngineDrafter(model=shown, method=kind, block_size=size, architecture=stated)
 
 
 # --------------------------------------------------------------------------- the verdict

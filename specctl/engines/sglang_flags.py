@@ -34,6 +34,25 @@ ALGORITHMS: dict[Kind, str] = {
     "draft_model": "STANDALONE",
 }
 """`--speculative-algorithm` by the kind of the drafter (`srt/speculative/spec_info.py`)."""
+MODELS: dict[Kind, str] = {
+    "eagle3": "LlamaForCausalLMEagle3|Eagle3DeepseekV2ForCausalLM",
+    "eagle": "(Llama|Qwen2|Mistral|MistralLarge3)ForCausalLMEagle",
+    "mtp": r"Gemma4(Unified)?AssistantForCausalLM|(IQuestQ1|MiMo|MiMoV2|Step3p5)MTP"
+    "|(BailingMoe|Deepseek(V3|V4)|GigaChat35|Glm4Moe|Glm4MoeLite|GlmMoeDsa|HYV3|HYV4|LongcatFlash)"
+    "ForCausalLM(NextN)?|Dots3NoteForCausalLM(NextN)?|(Bailing(MoeV2|MoeV2_5|MoeV3)|DeepseekV32)"
+    "ForCausalLM|(Glm5Next|GlmOcr)ForConditionalGeneration(NextN)?|(Ernie4_5_Moe|ExaoneMoE|"
+    "NemotronH|Qwen3Moe|Qwen3Next|Qwen3_5)ForCausalLM(MTP)?|Qwen4ExpForCausalLMMTP|(ExaoneMoe|MiMo|"
+    "MiMoV2|MiMoV2Flash|NemotronHPuzzle|Qwen3_5Moe|Step3p5)ForCausalLM|NemotronH_Omni_Reasoning_V3|"
+    "(InternS2Mobius|InternS2Preview|Qwen3_5|Qwen3_5Moe|Qwen4Exp|Step3p7)ForConditionalGeneration|"
+    "InklingForConditionalGeneration(MTP)?",
+    "dflash": "DFlash(2|2Beam)?DraftModel|MiniMaxDFlash2DraftModel|DFlashLagunaForCausalLM|"
+    "LiLiCorrDraftModel|MuseGlimmerAssistantModel",
+    "dspark": "(|Lfm2)DSparkDraftModel|DSparkMiniMaxDraftModel|(Qwen3|Ling)DSparkModel|"
+    "DeepseekV4ForCausalLM(DSpark)?",
+}
+"""Architectures of its drafters in 0.5.23: `EntryClass` of `srt/models`, and targets that
+`srt/configs/model_config.py` renames. Another one it takes for a model of transformers, which does
+not draft; a head named after its target's model would load without its weights."""
 MOST_NODES = 128
 """Largest tree to export, root counted: the largest in published server commands. SGLang verifies
 all nodes in every step and keeps their logits; its kernel that builds trees fails above 1,024."""
@@ -74,7 +93,7 @@ def write(policy: Policy, serving: Serving) -> Export:
     shape = policy.shape
     if isinstance(shape, RootOnly):
         return Export(notes=("SGLang decodes plainly without --speculative-algorithm.",))
-    drafter, rule = serving.drafter_for("SGLang", ALGORITHMS), build_shape(shape)
+    drafter, rule = serving.drafter_for("SGLang", ALGORITHMS, MODELS), build_shape(shape)
     flags = ["--speculative-algorithm", ALGORITHMS[drafter.method]]
     flags += ["--speculative-draft-model-path", drafter.model]
     is_block = drafter.method in ("dflash", "dspark")

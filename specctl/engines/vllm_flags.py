@@ -51,6 +51,15 @@ KINDS: tuple[Kind, ...] = (*get_args(VllmMethod), "peagle")
 """Drafters that vLLM serves; MLP speculators ended before 0.32 (`models/registry.py`)."""
 UNTIL_0_32 = "medusa"
 """A method that 0.33 removed."""
+MODELS: dict[Kind, str] = {
+    "dflash": "speculators/.*|DFlash(2|2Beam)?DraftModel|LiLiCorrDraftModel|"
+    "(DFlash)?(LagunaForCausalLM|MuseGlimmerAssistantModel|Qwen3XPressModel)",
+    "dspark": "speculators/.*|DSpark(V41)?DraftModel|"
+    "(Gemma4|K3|MuseSpark|Qwen3|Qwen3Omni)DSparkModel",
+}
+"""Architectures of its block drafters (`models/registry.py`). It puts DFlash before another one,
+which it then lacks, and reads another DSpark drafter as DeepSeek-V4's."""
+SINCE_0_33 = ("DFlash2BeamDraftModel", "MuseSparkDSparkModel", "Qwen3XPressModel")
 FOR_PLUGIN: frozenset[Kind] = frozenset({"eagle3", "eagle", "mtp", "draft_model"})
 """Drafters that draft token by token, between which the plugin's rules decide."""
 PASSED_OVER = {
@@ -150,7 +159,7 @@ def write(policy: Policy, serving: Serving) -> Export:
             f"--trace logs drafts of the likeliest tokens, and {policy.name} samples its drafts",
             hint="leave --trace out, or export the shape alone",
         )
-    drafter = serving.drafter_for("vLLM", KINDS)
+    drafter = serving.drafter_for("vLLM", KINDS, MODELS)
     own, most = build_shape(shape).max_depth, serving.max_draft_tokens or 0
     is_fixed = isinstance(as_chain(policy).shape, Chain | ChainSchedule)
     decides = not is_fixed or not isinstance(policy.budget, PerRequest)
@@ -195,6 +204,8 @@ def write(policy: Policy, serving: Serving) -> Export:
     notes = []
     if drafter.method == UNTIL_0_32:
         notes.append("vLLM 0.33 removed Medusa drafters: serve this one with 0.32 or older.")
+    if drafter.architecture in SINCE_0_33:
+        notes.append(f"vLLM 0.32 has no {drafter.architecture}: serve this one with 0.33 or newer.")
     if drafter.block_size is not None and max(own, most) > drafter.block_size:
         notes.append(
             f"The drafter was trained to draft {drafter.block_size} tokens a round: later ones are "

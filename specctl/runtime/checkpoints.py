@@ -166,6 +166,16 @@ def block_size(place: Path, kind: Kind) -> int | None:
     return given - anchored if isinstance(given, int) and given > 1 else None
 
 
+def architecture(place: Path) -> str | None:
+    """The model that config.json states first, or the type of speculators; None for a GGUF file."""
+    if is_gguf(place):
+        return None
+    raw = read_config(place / "config.json")
+    if (of := raw.get("speculators_model_type")) is not None:
+        return f"speculators/{of}"
+    return next(iter(raw.get("architectures") or []), "none")
+
+
 def _tensor_names(folder: Path) -> list[str]:
     """Names of the tensors in a folder's weight files; unreadable files have none here."""
     names = list[str]()

@@ -41,7 +41,30 @@ BY_ENGINE = {
 """vLLM's method and SGLang's algorithm, where they have one."""
 SERVED = [kind for kind, (method, _) in BY_ENGINE.items() if method]
 FOLDERS = {kind: name for name, (_, _, kind) in reversed(KINDS.items()) if "MTP" not in name}
-FOLDERS["mtp"] = "MTP of vLLM"
+FOLDERS |= {"eagle3": "SpecForge", "eagle": "EAGLE-1 of SGLang", "mtp": "MTP of SGLang"}
+OWN_NAME = ("SafeAILab", "SafeAILab, 13B", "AngelSlim", "EAGLE-1 of SafeAILab", "EAGLE-1 of vLLM")
+"""Heads that SGLang loads once they are named as its own model is."""
+NOT_IN_SGLANG = (
+    *(
+        *OWN_NAME,
+        "SafeAILab, weights not downloaded",
+        "no draft_vocab_size",
+        "AngelSlim for speech",
+    ),
+    *("Automodel", "Automodel for gpt-oss", "speculators", "vLLM's Qwen3", "vLLM's MiniMax"),
+    *("EAGLE-1 without its embedding", "EAGLE-1 of two layers", "EAGLE-1 of vLLM, DeepSeek"),
+    *("EAGLE-1 of Automodel", "EAGLE-1 by vLLM's model_type", "DFlash of AngelSlim"),
+    *("DFlash of speculators", "DFlash2 of speculators", "XPress of vLLM 0.33"),
+    *("DFlash by its config", "DFlash by its tensors", "DSpark of ModelOpt"),
+    *("DSpark of vLLM, Gemma 4", "DSpark of speculators", "MTP of vLLM", "MTP of Qwen3.5"),
+    "MTP of speculators",
+)
+"""Folders of kinds that it serves, whose architecture it has no model for."""
+NOT_IN_VLLM = (
+    *("DFlash of AngelSlim", "DFlash by its config", "DFlash by its tensors"),
+    "DSpark of ModelOpt",
+)
+"""The same, of block drafters alone: of the others its code makes the name in many ways."""
 
 
 def folder_of(kind: str, place: Path) -> Path:
@@ -87,6 +110,35 @@ def test_engines_get_their_own_method(tmp_path: Path, kind: str) -> None:
             ENGINES["llamacpp"].write(CHAIN.policy, serving)
 
 
+@pytest.mark.parametrize("name", [one for one, (_, _, kind) in KINDS.items() if kind in ALGORITHMS])
+def test_a_folder_whose_architecture_an_engine_lacks_is_refused(tmp_path: Path, name: str) -> None:
+    """The refusal names it; where the engine's own name is all that is missing, that is the hint,
+    and following it helps."""
+    config, stems, kind = KINDS[name]
+    found = drafter_of(CHAIN, str(publish(tmp_path, config, stems)), kind)  # type: ignore[arg-type]
+    serving = Serving(drafter=found, target="t.gguf")
+    for engine, lacking in (("sglang", NOT_IN_SGLANG), ("vllm", NOT_IN_VLLM)):
+        if name not in lacking:
+            assert ENGINES[engine].write(CHAIN.policy, serving).flags
+            continue
+        with pytest.raises(EngineError, match=f"of architecture {found.architecture}, and") as no:  # type: ignore[union-attr]
+            ENGINES[engine].write(CHAIN.policy, serving)
+        own = re.search(r'\["(\w+)"\]', no.value.hint or "")
+        if engine == "sglang" and name in OWN_NAME:
+            assert own is not None
+            again = publish(tmp_path / "again", config | {"architectures": [own[1]]}, stems)
+            named = drafter_of(CHAIN, str(again), None)
+            assert ENGINES["sglang"].write(CHAIN.policy, Serving(drafter=named)).flags
+
+
+def test_a_model_that_vllm_has_since_a_release_is_noted(tmp_path: Path) -> None:
+    config, stems, _ = KINDS["XPress of vLLM 0.33"]
+    found = drafter_of(CHAIN, str(publish(tmp_path, config, stems)), None)
+    [note] = VLLM.write(CHAIN.policy, Serving(drafter=found)).notes
+    assert note == "vLLM 0.32 has no Qwen3XPressModel: serve this one with 0.33 or newer."
+    assert ", Qwen3XPressModel; " in passes("show", tmp_path).out
+
+
 @pytest.mark.parametrize(("kind", "given"), [*zip(BY_ENGINE, reversed(BY_ENGINE), strict=True)])
 def test_a_method_that_contradicts_the_folder_is_refused(
     tmp_path: Path, kind: Any, given: Any
@@ -118,7 +170,8 @@ def test_a_drafter_that_is_not_here_has_nothing_to_contradict(tmp_path: Path) ->
         drafter_of(CHAIN, "org/head", None)
     config = folder_of("dspark", tmp_path) / "config.json"
     with patch("huggingface_hub.hf_hub_download", return_value=str(config)):
-        assert drafter_of(CHAIN, "org/head", None) == found
+        fetched = drafter_of(CHAIN, "org/head", None)
+    assert fetched == found.model_copy(update={"architecture": "DSparkDraftModel"})
 
 
 def test_a_model_with_mtp_layers_drafts_for_itself_or_another(tmp_path: Path) -> None:

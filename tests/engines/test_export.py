@@ -611,7 +611,10 @@ def test_the_kind_of_a_downloaded_drafter_is_read(
     """From the hub's cache, without the hub."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     chain = read_source("chain").named
-    for name, kind in (("eagle3", "eagle3"), ("small", "draft_model")):
+    for name, kind, of in (
+        ("eagle3", "eagle3", "LlamaForCausalLMEagle3"),
+        ("small", "draft_model", "LlamaForCausalLM"),
+    ):
         folder = tmp_path / f"models--org--{name}"
         (folder / "refs").mkdir(parents=True)
         (folder / "refs" / "main").write_text("abc")
@@ -619,7 +622,7 @@ def test_the_kind_of_a_downloaded_drafter_is_read(
         config = (embedded_path(name) / "config.json").read_text()
         (folder / "snapshots" / "abc" / "config.json").write_text(config)
         found = drafter_of(chain, f"org/{name}", None)
-        assert found == EngineDrafter(model=f"org/{name}", method=kind)
+        assert found == EngineDrafter(model=f"org/{name}", method=kind, architecture=of)
     for name in ("org/other", "no model of the hub"):
         with pytest.raises(UsageError, match=r"of unknown kind: .*; give --method"):
             drafter_of(chain, name, None)

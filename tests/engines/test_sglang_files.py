@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from specctl.embedded import embedded_path
-from specctl.engines.sglang_flags import ADAPTIVE_FILE
+from specctl.engines.sglang_flags import ADAPTIVE_FILE, MODELS
 from specctl.policy import ChainSchedule, RootOnly, build_shape
 from specctl.runtime.words import resolve_policy
 from tests.engines.exports import AS_IT_IS, WRONG_SGLANG, exported
@@ -91,6 +92,23 @@ def test_what_is_refused_here_sglang_refuses_or_takes_silently(
     else:
         steps = sglang.resolve_candidate_steps_from_config(str(file))
         sglang.AdaptiveSpeculativeParams(steps[0], str(file))
+
+
+def test_the_architectures_of_drafters_are_those_of_its_models() -> None:
+    """Its registry has the `EntryClass` of each file; `_config_draft_model` renames targets."""
+    wheel, classes = zipfile.ZipFile(WHEEL), {"Dots3NoteForCausalLM"}  # renamed by its config
+    for name in wheel.namelist():
+        if re.fullmatch(r"sglang/srt/models/\w+\.py", name):
+            found = re.findall(r"^EntryClass = (\[[^]]*\]|\w+)", wheel.read(name).decode(), re.M)
+            classes |= {*re.findall(r"\w+", " ".join(found))}
+    code = wheel.read("sglang/srt/configs/model_config.py").decode()
+    body = code[code.index("def _config_draft_model") : code.index("def _derive_hybrid_model")]
+    names = {*re.findall(r'"(\w*(?:For[CG]|MTP|_V3)\w*)"', body), "MiMoV2FlashForCausalLM"}
+    drafts = r"\w+(ForCausalLMEagle3?|NextN|MTP)|\w*(Eagle3|DFlash|DSpark|LiLiCorr|Assist|XPress).*"
+    heads = {one for one in classes if re.fullmatch(drafts, one)}
+    assert {one for one in classes | names if re.fullmatch("|".join(MODELS.values()), one)} == (
+        heads | names | {"Dots3NoteForCausalLM", "MiMoV2ForCausalLM"}
+    )
 
 
 WRITTEN = {

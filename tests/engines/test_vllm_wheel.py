@@ -21,7 +21,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from specctl.embedded import embedded_path
-from specctl.engines.vllm_flags import NOT_READ, PASSED_OVER, UNTIL_0_32, VllmConfig, VllmMethod
+from specctl.engines.vllm_flags import (
+    MODELS,
+    NOT_READ,
+    PASSED_OVER,
+    SINCE_0_33,
+    UNTIL_0_32,
+    VllmConfig,
+    VllmMethod,
+)
 from specctl.policy import ChainSchedule
 from specctl.runtime.words import resolve_policy
 from tests.engines.exports import AS_IT_IS, RANGES, exported
@@ -197,6 +205,19 @@ def test_both_model_runners_capture_the_layers_of_the_list_at_the_top(code: Code
         drafts = SimpleNamespace(draft_model_config=model)
         assert first(SimpleNamespace(speculative_config=drafts)) == by_first
         assert second(drafts) == by_second
+
+
+def test_the_architectures_of_block_drafters_are_those_of_its_models(code: Code) -> None:
+    """Its registry may have a name with DFlash before it, and others that only one release has."""
+    classes = {*re.findall(r'^    "(\w+)": \(', code("model_executor/models/registry.py"), re.M)}
+    drafts = r"\w*(DFlash|DSpark|LiLiCorr|XPress|Domino)\w*"
+    found = {one for one in classes if re.fullmatch(drafts, one)} | {*SINCE_0_33}
+    known = re.compile("|".join(MODELS.values()))
+    assert {one for one in found if not known.fullmatch(one)} == set()
+    assert {one for one in classes | found if known.fullmatch(one)} - found <= {
+        "LagunaForCausalLM",  # which is a model, and a drafter as DFlashLagunaForCausalLM
+        "MuseGlimmerAssistantModel",
+    }
 
 
 # --------------------------------------------------------------------------- the plugin
