@@ -52,7 +52,7 @@ llama.cpp: write both as GGUF, and time them in its server instead
   specctl export chain:3 --to llamacpp --target TARGET --drafter DRAFTER -o serve
   specctl profile --engine llamacpp --target serve/target.gguf --drafter serve/drafter.gguf
   specctl collect PROMPTS --dense -o traces --target TARGET --drafter DRAFTER
-  specctl tune traces --for llamacpp --family p_min --cost-model cost_model.json -o tuned
+  specctl tune traces --for llamacpp --family p_min --cost-model llamacpp.json -o tuned
   specctl export tuned/tune.json --to llamacpp --target TARGET --drafter DRAFTER -o serve
 
 transformers, without a server

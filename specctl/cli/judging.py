@@ -40,12 +40,17 @@ NUM_CHECKED, TOKENS_CHECKED = 4, 12
     examples="""specctl profile -o cost_model.json
 specctl profile --target TARGET --drafter HEAD -o cost_model.json
 specctl profile --policy fitted -o cost_model.json
-specctl profile --from engine-traces -o cost_model.json""",
+specctl profile --from engine-traces -o vllm.json""",
     wide=True,
 )
 def profile(
     *,
-    out: Path = option(Path("cost_model.json"), "Cost model to write", name="--out -o"),
+    out: Path | None = option(
+        None,
+        "Cost model to write",
+        name="--out -o",
+        default="cost_model.json, or an engine's name, e.g. llamacpp.json",
+    ),
     traces: list[str] | None = option(
         None,
         "Trace set of an engine, to fit its step times; repeat for more",
@@ -92,7 +97,8 @@ def profile(
     if engine == "specctl":
         setup.check()
         refuse_ignored({"--url": bool(url)}, "it is for --engine llamacpp")
-    check_place(out, COST_MODEL)
+    wanted = out or Path("cost_model.json" if engine == "specctl" else f"{engine}.json")
+    check_place(wanted, COST_MODEL)
     model: TableCost | EngineCost
     has_failed = False
     if traces:
@@ -102,6 +108,7 @@ def profile(
         given = [*config.changed, *models.changed, *(["--policy"] if policy else [])]
         refuse_ignored(dict.fromkeys(given, True), "--from measures nothing")
         model = fit_engine(TraceSet.open(*traces))
+        wanted = out or Path(f"{model.engine}.json")
         facts, shown = model.model_dump(mode="json"), render_engine(model)
     elif engine == "llamacpp":
         from specctl.engines.llamacpp_clock import measure_clock
@@ -128,7 +135,7 @@ def profile(
         with progress("loading models", None):
             pair = setup.load_pair()
         policies, bench = deciding_policies(policy or (), pair), Bench.of(pair, grid.rounds)
-        warn_of_lost_times(out, policies, pair.fingerprint)
+        warn_of_lost_times(wanted, policies, pair.fingerprint)
         requests = [
             next_request(
                 pair.target.tokenizer, Conversation(prompt), DecodeSettings(TOKENS_CHECKED)
@@ -137,7 +144,7 @@ def profile(
         ]
         model = measure(bench, grid, requests=requests, policies=policies)
         facts, shown = summary_json(model), render(model)
-    place = unfailed_place(model, out)
+    place = unfailed_place(model, wanted)
     save_cost_model(model, place)
 
     def end() -> None:
@@ -146,7 +153,7 @@ def profile(
         if model.failed_check is not None:
             raise typer.Exit(ClockError.exit_code)
 
-    kept = f"kept {out}, which passed its check; " if place != out else ""
+    kept = f"kept {wanted}, which passed its check; " if place != wanted else ""
     shown.append(f"{kept}wrote {place}, {short_id(model.digest)}, expires {model.expires}")
     return Answer({"out": str(place), "digest": model.digest, **facts}, shown, end)
 

@@ -22,7 +22,7 @@ NOT_RUN = {
     "fit auto traces -o auto --cost-model cost_model.json": "minutes: all other fits, and a search",
     "fit mars questions.jsonl -o mars --target TARGET --drafter HEAD": "minutes: 114 questions",
     "fit adasd questions.jsonl -o adasd --target TARGET --drafter HEAD": "minutes: 114 questions",
-    "profile --from engine-traces -o cost_model.json": "an engine's traces",
+    "profile --from engine-traces -o vllm.json": "an engine's traces",
     "collect prompts.jsonl -o traces --target TARGET --drafter HEAD --workers 8": "eight CPUs",
     "import http://localhost:8000/metrics --watch 60": "a server",
     "registry init --registry s3://bucket/policies": "a bucket",

@@ -52,6 +52,14 @@ def test_no_verb_prints_three_commands_for_each_kind_of_engine() -> None:
     assert {word for word in profile.split() if word.startswith("-")} <= known
     assert [name for name, _ in engines] == ["vLLM", "SGLang", "llama.cpp", "transformers"]
     assert [len(lines) for _, lines in engines] == [3, 3, 5, 3]
+    # Two clocks: that of llama.cpp's server is read by its block alone.
+    for name, lines in engines:
+        [clock] = {
+            words[words.index("--cost-model") + 1]
+            for words in map(str.split, lines)
+            if "tune" in words
+        }
+        assert clock == ("llamacpp.json" if name == "llama.cpp" else "cost_model.json")
 
 
 @pytest.mark.usefixtures("busy_machine")

@@ -194,11 +194,12 @@ Profile = Callable[..., Outcome]
 
 
 @pytest.fixture
-def profile(files: tuple[Path, Path], tmp_path: Path) -> Profile:
-    """Times the pair on running servers."""
+def profile(files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
+    """Times the pair on running servers, into llamacpp.json."""
+    monkeypatch.chdir(tmp_path)
     target, drafter = files
     words = ("profile", "--engine", "llamacpp", "--target", target, "--drafter", drafter)
-    words += ("--contexts", "16,48", "-o", tmp_path / "clock.json")
+    words += ("--contexts", "16,48")
 
     def run(*urls: str, batch_sizes: str = "1") -> Outcome:
         servers = (word for url in urls for word in ("--url", url))
@@ -221,7 +222,7 @@ def test_a_failing_server_loses_its_own_waves(mode: str, profile: Profile, tmp_p
     lost, told = outcome.err.splitlines()
     assert FAILING[mode] in lost
     assert "lacks the timings of servers that failed" in told
-    assert load_cost_model(tmp_path / "clock.json").support.levels.high == 3
+    assert load_cost_model(tmp_path / "llamacpp.json").support.levels.high == 3
 
 
 def test_builds_and_files_of_servers(profile: Profile) -> None:
@@ -244,7 +245,7 @@ def test_requests_that_did_not_run_together_are_no_wave(profile: Profile, tmp_pa
     """The server answers at once, so that the others have ended when the timed one runs."""
     with stub("") as url:
         assert "4 requests did not run together" in profile(url, batch_sizes="1,4").err
-    model = load_cost_model(tmp_path / "clock.json")
+    model = load_cost_model(tmp_path / "llamacpp.json")
     assert isinstance(model, EngineCost)
     assert model.support.batch_size.high == 1
 

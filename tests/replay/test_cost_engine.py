@@ -237,9 +237,13 @@ def test_traces_of_no_engine_or_of_two(engine: Any, device: str, says: str, tmp_
         fitted(one, other)
 
 
-def test_the_command_writes_it_and_measures_nothing(tmp_path: Path) -> None:
-    root, out = log_steps(tmp_path / "a", served(100)), tmp_path / "cost_model.json"
-    found = json.loads(passes("profile", "--from", root, "-o", out, "--json").out)
+def test_the_command_writes_it_and_measures_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the engine's name, so that the clock of specctl's own loop stays."""
+    monkeypatch.chdir(tmp_path)
+    root, out = log_steps(tmp_path / "a", served(100)), Path("vllm.json")
+    found = json.loads(passes("profile", "--from", root, "--json").out)
     model = load_cost_model(out)
     assert found == {"out": str(out), "digest": model.digest, **model.model_dump(mode="json")}
     shown = " ".join(passes("profile", "--from", root, "-o", out, "--wide").out.split())
