@@ -135,7 +135,7 @@ def profile(
         with progress("loading models", None):
             pair = setup.load_pair()
         policies, bench = deciding_policies(policy or (), pair), Bench.of(pair, grid.rounds)
-        warn_of_lost_times(wanted, policies, pair.fingerprint)
+        warn_of_lost_times(wanted, [one.policy for one in policies], pair.fingerprint)
         requests = [
             next_request(
                 pair.target.tokenizer, Conversation(prompt), DecodeSettings(TOKENS_CHECKED)

@@ -6,6 +6,7 @@ Records of results derive from these. An undefined figure is NaN, and null in JS
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -19,7 +20,7 @@ from pydantic import (
 )
 
 from specctl.errors import InputError, reason_of
-from specctl.formatting import count, listed
+from specctl.formatting import count, is_fixture, listed
 from specctl.records import describe_violation
 from specctl.stats import QUANTILE, Interval
 
@@ -83,8 +84,8 @@ class TraceFacts(PairFacts):
     check_error: float | None = None  # error of a clock that failed its own check
     # policies whose own decisions have no time, by label, in the words of `profile --policy`
     without_decision_cost: dict[str, str] | None = None
-    # the others beside them whose decisions have a time, which a new clock must time again
-    with_decision_cost: dict[str, str] | None = None
+    # beside them the policies that the clock times, which a new one must time again, in such words
+    with_decision_cost: tuple[str, ...] | None = None
     # policies with decisions of their own on a stated clock, where these take no time
     free_decisions: tuple[str, ...] | None = None
     # by label, quantities with most steps outside the clock's range, e.g. `nodes a level`
@@ -124,7 +125,7 @@ class TraceFacts(PairFacts):
         if self.without_decision_cost:
             yield (
                 f"{NOT_TIMED} its own decisions cost nothing on this clock, so it cannot win; "
-                f"{to_time(self.without_decision_cost | (self.with_decision_cost or {}))}"
+                f"{to_time(vars(self))}"
             )
 
     def provisos(self, *labels: str) -> str:
@@ -163,10 +164,20 @@ NOT_TIMED = "‡"
 """Marks a policy whose own decisions have no time."""
 
 
-def to_time(policies: Mapping[str, str]) -> str:
-    """The command that times the decisions of policies, by label, with the words for each."""
-    options = " ".join(f"--policy {words}" for words in dict.fromkeys(policies.values()))
-    return f"time them: specctl profile {options} -o cost_model.json"
+def policy_options(words: Iterable[str]) -> str:
+    """Policies as options of `profile`, each once."""
+    return " ".join(f"--policy {shlex.quote(one)}" for one in dict.fromkeys(words))
+
+
+def to_time(facts: Mapping[str, Any]) -> str:
+    """The command that times the decisions which a clock lacks and again those that it has.
+
+    Args:
+        facts: fields of `TraceFacts`.
+    """
+    words = [*facts["without_decision_cost"].values(), *(facts["with_decision_cost"] or ())]
+    pair = "" if is_fixture(facts["target"]) else " --target TARGET --drafter DRAFTER"
+    return f"time them: specctl profile {policy_options(words)} -o cost_model.json{pair}"
 
 
 ResultT = TypeVar("ResultT", bound=ResultRecord)

@@ -14,9 +14,8 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.replay.batch_figures import BatchFigures, BatchTotals
 from specctl.replay.config import Engine
-from specctl.replay.cost.files import clock_of, without_decision_cost
-from specctl.replay.cost.model import CostModel, decider_of
-from specctl.replay.cost.rates import LinearCost
+from specctl.replay.cost.files import clock_of, decision_facts
+from specctl.replay.cost.model import CostModel
 from specctl.replay.facts import MARKED_BELOW, TraceFacts
 from specctl.replay.held_out import ScoredPrompts
 from specctl.replay.score import PolicyFigures, PolicyScores
@@ -83,11 +82,6 @@ def facts_of(
     from specctl.version import __version__
 
     header, check = traces.header, None if model is None else model.failed_check
-    policies, words = {n.label: n.policy for n in named}, {n.label: n.spec for n in named}
-    deciding = [label for label in policies if decider_of(policies[label])]
-    untimed = without_decision_cost(model, policies, words)
-    timed = {label: words[label] for label in deciding if label not in (untimed or ())}
-    is_stated = isinstance(model, LinearCost)
     return {
         "specctl_version": __version__,
         "traces_digest": log.digest,
@@ -101,9 +95,7 @@ def facts_of(
         "clock": clock_of(model, traces.fingerprint),
         "time_error": None if model is None else model.time_error,
         "check_error": check and check.error,
-        "without_decision_cost": untimed,
-        "with_decision_cost": (timed or None) if untimed else None,
-        "free_decisions": tuple(deciding) or None if is_stated else None,
+        **decision_facts(model, {one.label: (one.policy, one.spec) for one in named}),
         **scored.facts,
     }
 

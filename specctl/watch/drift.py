@@ -231,7 +231,7 @@ def watch_traces(
         parts.append("No alarm: --dense was not looked at.")
     elif recent is not None:
         since = found.foremost.since.index
-        cost = price(since, known, stream, recent, deployed, cost_model)
+        cost = price(since, known, stream, recent, deployed, policy, cost_model)
         parts += cost.shown()
     scores = DriftScores(
         **dict(found),

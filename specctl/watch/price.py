@@ -19,9 +19,9 @@ from specctl.formatting import count
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy
 from specctl.replay.config import TuneConfig
+from specctl.replay.cost.files import decision_facts
 from specctl.replay.facts import ResultRecord, to_time
 from specctl.replay.tune.tuning import prepare
-from specctl.runtime.words import words_of
 from specctl.stats import (
     MIN_PROMPTS,
     UNKNOWN,
@@ -69,6 +69,7 @@ def price(
     stream: Prompts,
     traces: TraceSet,
     policy: Policy,
+    words: str,
     cost_model: Path | None = None,
 ) -> Price:
     """The cost of a change.
@@ -80,6 +81,7 @@ def price(
         since: unit of the stream.
         reference: prompts before the watch.
         traces: dense traces of the traffic.
+        words: of the policy, as the user named it.
         cost_model: None for counts alone.
 
     Raises:
@@ -119,12 +121,12 @@ def price(
         few = "are too few to choose a static setting on and judge it"
         in_time = {"why_not": f"{num} dense prompts since the change {few}."}
     else:
-        in_time = _in_time(traces, [str(name) for name in found.ids], policy, cost_model)
+        in_time = _in_time(traces, [str(name) for name in found.ids], policy, words, cost_model)
     return counted.model_copy(update=in_time)
 
 
 def _in_time(
-    traces: TraceSet, names: Sequence[str], policy: Policy, cost_model: Path
+    traces: TraceSet, names: Sequence[str], policy: Policy, words: str, cost_model: Path
 ) -> dict[str, Any]:
     """The fields of a `Price` with times: one half of the prompts chooses a static setting, the
     other judges it."""
@@ -132,8 +134,9 @@ def _in_time(
         tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost_model)
     except ClockError as error:
         return {"why_not": f"No price in time: {error}."}
-    if not tuning.search.is_timed(policy):
-        how = to_time({policy.name: words_of(policy) or "FOLDER/"})
+    decisions = decision_facts(tuning.clock, {policy.name: (policy, words)})
+    if decisions["without_decision_cost"]:
+        how = to_time({**decisions, "target": traces.fingerprint.target})
         return {"why_not": f"No price in time: decisions of {policy.name} are not timed; {how}."}
     split = split_prompts(names, held_out_frac=HELD_OUT, seed=0)
     tuning = replace(tuning, search=replace(tuning.search, split=split))

@@ -21,6 +21,7 @@ from specctl.policy import Policy, Strict, as_chain, policy_digest
 from specctl.policy.families import family_of, parse_policy
 from specctl.records import Record, canonical_json
 from specctl.replay.config import TuneConfig
+from specctl.replay.cost.files import decision_facts
 from specctl.replay.facts import MARKED_BELOW, PLAIN, to_time
 from specctl.replay.metrics import Measure
 from specctl.replay.rounds import check_held
@@ -66,8 +67,8 @@ class Recalibration:
         result = self.tuned.result
         searched = [one.policy for one in result.policies if one.family not in (PLAIN, *STATIC)]
         if searched and not any(map(result.can_win, searched)):
-            if words := result.without_decision_cost:
-                return f"decisions of the refit are not timed: {to_time(words)}"
+            if result.without_decision_cost:
+                return f"decisions of the refit are not timed: {to_time(vars(self.facts))}"
             return "the refit has seen some of the prompts that it is compared on"
         if self.candidate == self.static and not self.is_static:
             return (
@@ -254,7 +255,7 @@ def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
     rates = [search.objective.rate(totals) for totals in drawn]
     ratios = [measure.against(rates[1], rates[place]) for place in (0, 2)]
     trained = [label] if label in search.barred else []
-    not_timed = {} if search.is_timed(deployed) else {label: label}
+    decisions = decision_facts(tuning.clock, {label: (deployed, label)})
     return Recalibration(
         tuned=tuned,
         deployed=label,
@@ -272,7 +273,11 @@ def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
                     *(result.scored_on_training_prompts or ()),
                     *trained,
                 ),
-                "without_decision_cost": (result.without_decision_cost or {}) | not_timed,
+                "without_decision_cost": {
+                    **(result.without_decision_cost or {}),
+                    **(decisions["without_decision_cost"] or {}),
+                },
+                "with_decision_cost": result.with_decision_cost or decisions["with_decision_cost"],
             }
         ),
     )

@@ -17,7 +17,14 @@ from specctl.policy import Policy
 from specctl.replay.config import TuneConfig
 from specctl.replay.cost.files import check_clock, clock_of, save_cost_model
 from specctl.replay.cost.live import deciding_policies
-from specctl.replay.cost.model import SD_OF_MEAN, DeciderCost, HeldOut, LiveCheck, TableCost
+from specctl.replay.cost.model import (
+    SD_OF_MEAN,
+    DeciderCost,
+    HeldOut,
+    LiveCheck,
+    TableCost,
+    decider_of,
+)
 from specctl.replay.facts import why_plain
 from specctl.replay.tune.search import TuneSearch
 from specctl.replay.tune.tuning import prepare
@@ -52,12 +59,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log, and clocks: right, vague, off by 55 %, and one that times a policy's decisions."""
     folder = tmp_path_factory.mktemp("clocks")
     random_traces(folder / "traces", num_prompts=32, depth=3, top_k=2)
-    timed = {"stop": DeciderCost(batch_sizes=(1, 3), level_us=(1.0, 1.0))}
+    times = {"batch_sizes": (1, 3), "level_us": (1.0, 1.0)}
+    timed = {"stop": DeciderCost(policy="svip", **times)}
+    others = {name: DeciderCost(policy=name, **times) for name in ("threshold", "ddd")}
     clocks = {
         "exact": measured(),
         "vague": measured(0.05),
         "off": measured(off_by=-0.55),
         "timed": measured().model_copy(update={"deciders": timed}),
+        "others": measured().model_copy(update={"deciders": others}),
     }
     for name, model in clocks.items():
         save_cost_model(model, folder / f"{name}.json")
@@ -367,6 +377,27 @@ def test_tune_chooses_no_family_whose_decisions_cost_nothing(
     [advised] = re.findall(r"profile --policy (\S+) -o", line)
     assert advised == words
     assert len(deciding_policies([advised], pair)) == 1
+
+
+HINTED: dict[str, tuple[object, ...]] = {
+    "replay": ("replay", "-p", f"mine={SVIP}"),
+    "batch": ("batch", "-p", f"mine={SVIP}"),
+    "ladder": ("ladder", "-p", f"mine={SVIP}"),
+    "tune": ("tune", "--family", "svip"),
+    "recalibrate": ("recalibrate", "--family", "svip", "--held-out", 0.5),
+    "recalibrate, deployed": ("recalibrate", "-p", SVIP),
+}
+
+
+@pytest.mark.parametrize("row", HINTED)
+def test_the_hint_times_all_that_the_clock_should_have(row: str, pair: Pair) -> None:
+    """Followed, it times what the clock lacks, and again what it has."""
+    verb, *words = HINTED[row]
+    shown = flat(run(str(verb), "others", *words).out)
+    [hint] = set(re.findall(r"specctl profile (.*?) -o cost_model.json", shown))
+    given = deciding_policies(hint.removeprefix("--policy ").split(" --policy "), pair)
+    assert {decider_of(one.policy) for one in given} == {"stop", "threshold", "ddd"}
+    assert "-o cost_model.json --target TARGET --drafter DRAFTER" in shown, "not of the fixture"
 
 
 def test_recalibrate_promotes_no_such_policy() -> None:

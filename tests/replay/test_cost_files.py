@@ -93,15 +93,19 @@ def test_times_of_decisions_that_would_be_lost_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "clock.json"
-    cost = DeciderCost(batch_sizes=(1,), level_us=(3.0,))
-    save_cost_model(table_model(deciders={"stop": cost, "hetero": cost}), path)
+    deciders = {
+        name: DeciderCost(policy=words, batch_sizes=(1,), level_us=(3.0,))
+        for name, words in (("stop", "svip"), ("hetero", "fits/hetero"))
+    }
+    save_cost_model(table_model(deciders=deciders), path)
     stop = Policy(shape=SignalStop(signal="confidence", threshold=0.4))
     warn_of_lost_times(path, [stop], FINGERPRINT)
     warn_of_lost_times(path, [], FINGERPRINT)
     warn_of_lost_times(path, [], FINGERPRINT.model_copy(update={"drafter": "another"}))
     one, both = caplog.messages
-    assert "the decisions of hetero, which this run leaves out; add --policy" in one
+    assert "the decisions of hetero, which this run leaves out; add --policy fits/hetero to" in one
     assert "hetero and stop (confidence, svip, " in both
+    assert both.endswith("; add --policy fits/hetero --policy svip to keep them")
 
 
 US = ("verify", "us")

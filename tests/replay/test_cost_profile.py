@@ -40,6 +40,7 @@ from specctl.runtime.cached_model import SlotCache
 from specctl.runtime.capture import GraphSettings, Recording
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Stopwatch
+from specctl.runtime.words import NamedPolicy
 from tests.cli.command import passes
 from tests.replay.costs import SMALL, table_model, toy
 from tests.runtime.captured import TapeCapture
@@ -312,7 +313,7 @@ def test_the_time_of_decisions_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(rule, "grow", slow)
     with torch.inference_mode():
         requests = toy_requests(2, max_new_tokens=9)
-        found = live.time_decider(Bench(toy()), never, (1, 2), requests)
+        found = live.time_decider(Bench(toy()), NamedPolicy("never", never), (1, 2), requests)
     assert found.batch_sizes == (1, 2)
     assert found.level_us == pytest.approx([200.0, 200.0], abs=8)
 
@@ -339,6 +340,7 @@ def test_the_verb_writes_a_model(tmp_path: Path) -> None:
     told = json.loads(passes("profile", "-o", path, *QUICK, "-p", mine, "--json").out)
     model = load_cost_model(path)
     assert list(told["deciders"]) == list(model.deciders) == ["threshold"]
+    assert model.deciders["threshold"].policy == mine
     assert told["checks"][-1]["policy"] == mine, "checked like the others"
     assert (told["digest"], told["rounds"]) == (model.digest, "ordinary")
     assert model.verify.sizes == (1, 5)

@@ -35,7 +35,9 @@ from tests.replay.logs import random_log
 
 THRESHOLD = Policy(shape=JointThreshold(min_prob=0.2, depth=3, top_k=2))
 NAME = "threshold"
-TIMED = table_model(deciders={NAME: DeciderCost(batch_sizes=(1, 3), level_us=(7.0, 11.0))})
+TIMED = table_model(
+    deciders={NAME: DeciderCost(policy=NAME, batch_sizes=(1, 3), level_us=(7.0, 11.0))}
+)
 
 
 def test_what_decides_has_one_name_whatever_its_settings() -> None:
@@ -93,8 +95,9 @@ def test_replayed_and_simulated_rounds_are_charged(tmp_path: Path) -> None:
 def test_a_budget_that_needs_step_costs_is_timed_with_any(pair: Pair) -> None:
     """The words that a verdict prints are taken by `profile --policy` as they are."""
     words = ("eagle2+survival", "threshold+marginal:tokens_per_s=100")
-    found = [decider_of(one) for one in deciding_policies(words, pair)]
-    assert found == ["survival", "threshold+marginal"]
+    found = deciding_policies(words, pair)
+    assert [decider_of(one.policy) for one in found] == ["survival", "threshold+marginal"]
+    assert tuple(one.spec for one in found) == words
 
 
 def test_what_decides_nothing_is_refused() -> None:

@@ -21,6 +21,7 @@ from specctl.logs.parquet import drop_prompts, join_tables
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import StaticTree
 from specctl.replay.cost.files import save_cost_model
+from specctl.replay.cost.model import DeciderCost
 from specctl.replay.tune.candidates import parse_families
 from specctl.runtime.words import resolve_policy
 from specctl.stats import Interval, split_prompts
@@ -117,11 +118,12 @@ def test_an_alarm_says_what_the_change_costs(
     cost = json.loads(timed.out)["price"]
     assert cost["static_over_deployed"]["low"] <= cost["static_over_deployed"]["value"]
     assert cost["why_not"] is None
-    save_cost_model(table_model(), tmp_path / "bare.json")
+    held = DeciderCost(policy="svip", batch_sizes=(1,), level_us=(1.0,))
+    save_cost_model(table_model(deciders={"stop": held}), tmp_path / "bare.json")
     cost = json.loads(specctl(*words, "--cost-model", tmp_path / "bare.json").out)["price"]
     assert cost["static_over_deployed"] is None
     assert "decisions of threshold" in cost["why_not"]
-    assert f"specctl profile --policy {SERVED} -o" in cost["why_not"]
+    assert f"specctl profile --policy {SERVED} --policy svip -o" in cost["why_not"]
     few = tmp_path / "few"
     short = ("--dense", "--depth", 6, "--children", 4, "--limit", 4, *LENGTH)
     passes("collect", "embedded", "-o", few, *short)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -37,6 +37,7 @@ from specctl.replay.cost.model import (
     decider_text,
 )
 from specctl.replay.cost.rates import EngineCost, LinearCost
+from specctl.replay.facts import policy_options
 
 logger = logging.getLogger(__name__)
 COST_MODEL = "cost model"
@@ -243,10 +244,11 @@ def warn_of_lost_times(path: Path, policies: Iterable[Policy], pair: PairFingerp
         held = older.deciders if isinstance(older, TableCost) and older.pair == pair else {}
         if lost := sorted({*held} - {decider_of(policy) for policy in policies}):
             logger.warning(
-                "%s has times of the decisions of %s, which this run leaves out; add --policy for "
-                "each to keep them",
+                "%s has times of the decisions of %s, which this run leaves out; add %s to keep "
+                "them",
                 path,
                 listed(map(decider_text, lost)),
+                policy_options(held[name].policy for name in lost),
             )
 
 
@@ -260,16 +262,23 @@ def unfailed_place(model: CostModel, path: Path) -> Path:
     return path
 
 
-def without_decision_cost(
-    model: CostModel | None, policies: Mapping[str, Policy], words: Mapping[str, str]
-) -> dict[str, str] | None:
-    """Policies whose own decisions a measured table has no time for: label to words.
+def decision_facts(
+    model: CostModel | None, policies: Mapping[str, tuple[Policy, str]]
+) -> dict[str, Any]:
+    """The fields of `TraceFacts` on policies' own decisions.
 
     Args:
-        words: each policy as `profile --policy` takes it.
+        policies: by label, with their words as `profile --policy` takes them.
     """
-    lacking = [] if model is None else [one for one in policies if not model.times(policies[one])]
-    return {label: words[label] for label in lacking} or None
+    own = {label: words for label, (policy, words) in policies.items() if decider_of(policy)}
+    is_timed = {label: model is None or model.times(policies[label][0]) for label in own}
+    lacking = {label: words for label, words in own.items() if not is_timed[label]}
+    timed = [one.policy for one in model.deciders.values()] if isinstance(model, TableCost) else []
+    return {
+        "without_decision_cost": lacking or None,
+        "with_decision_cost": tuple(timed) or None if lacking else None,
+        "free_decisions": tuple(own) or None if isinstance(model, LinearCost) else None,
+    }
 
 
 def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | None:

@@ -25,7 +25,7 @@ from specctl.replay.cost.probe import MEASUREMENTS, Bench
 from specctl.runtime.compare import waited_us
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Observer, Request, RoundRecord, RoundTimes
-from specctl.runtime.words import resolve_policies, words_of
+from specctl.runtime.words import NamedPolicy, resolve_policies, words_of
 
 # ------------------------------------------------------------------------------ time of decisions
 
@@ -35,7 +35,7 @@ NUM_PASSES = 3
 """Turns of the policy and of the trees that it is compared with."""
 
 
-def deciding_policies(specs: Sequence[str], pair: Pair) -> list[Policy]:
+def deciding_policies(specs: Sequence[str], pair: Pair) -> list[NamedPolicy]:
     """The policies of these words, one for each rule.
 
     Raises:
@@ -52,11 +52,11 @@ def deciding_policies(specs: Sequence[str], pair: Pair) -> list[Policy]:
         raise UsageError(
             "--policy needs a drafter, and this is a target alone", hint="leave it out"
         )
-    return list({decider_of(one.policy): one.policy for one in named}.values())
+    return list({decider_of(one.policy): one for one in named}.values())
 
 
 def time_decider(
-    bench: Bench, policy: Policy, batch_sizes: Sequence[int], requests: Sequence[Request]
+    bench: Bench, named: NamedPolicy, batch_sizes: Sequence[int], requests: Sequence[Request]
 ) -> DeciderCost:
     """The time of a policy's decisions a level, less EAGLE-2's choice, which a level contains.
 
@@ -67,6 +67,7 @@ def time_decider(
     Args:
         requests: repeated until a batch is full.
     """
+    policy = named.policy
     rule = build_shape(policy.shape)
     width = max(rule.width, 1)
     most = min(rule.max_tokens, 1 + width + (rule.max_depth - 1) * width**2)
@@ -102,7 +103,7 @@ def time_decider(
         extra = [(us - select_us - (n - 1) * grow_us) / n for n, us in ours if n]
         level_us.append(round(max(statistics.median(extra), 0.0), 3) if extra else 0.0)
         advance(MEASUREMENTS)
-    return DeciderCost(batch_sizes=tuple(batch_sizes), level_us=tuple(level_us))
+    return DeciderCost(policy=named.spec, batch_sizes=tuple(batch_sizes), level_us=tuple(level_us))
 
 
 # -------------------------------------------------------------------------------------- the check

@@ -415,6 +415,7 @@ class HeldOut(Record):
 class DeciderCost(Record):
     """Time of a rule's decisions a level, less EAGLE-2's, measured live; by batch size."""
 
+    policy: str  # the timed one, as `profile --policy` takes it
     batch_sizes: Axis
     level_us: tuple[Spread, ...]
 

@@ -51,6 +51,7 @@ from specctl.runtime.capture import token_tiers
 from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Request
+from specctl.runtime.words import NamedPolicy
 
 Floats = NDArray[np.float64]
 PLAIN = Policy(shape=RootOnly())
@@ -130,7 +131,7 @@ def profile(
     grid: ProfileGrid,
     *,
     requests: Sequence[Request] = (),
-    policies: Sequence[Policy] = (),
+    policies: Sequence[NamedPolicy] = (),
 ) -> TableCost:
     """Measures and fits; one to two minutes for the embedded pair on one thread.
 
@@ -145,7 +146,7 @@ def profile(
     batches, num_timed = grid.batch_sizes, NUM_TIMED_QUICK if grid.quick else NUM_TIMED
     num_steps, checked = grid.num_steps, list[Policy]()
     if requests:
-        checked = [*checked_policies(bench.pair, grid), *policies]
+        checked = [*checked_policies(bench.pair, grid), *(one.policy for one in policies)]
         num_steps += len(policies) * len(batches) + (1 + num_timed) * len(checked)
     with torch.inference_mode(), progress(MEASUREMENTS, num_steps):
         for _ in range(grid.num_passes):
@@ -153,7 +154,8 @@ def profile(
         model = fit_table(bench, grid, samples)
         if requests:
             deciders = {
-                decider_of(one): time_decider(bench, one, batches, requests) for one in policies
+                decider_of(one.policy): time_decider(bench, one, batches, requests)
+                for one in policies
             }
             model = model.model_copy(update={"deciders": deciders})
             checks = check_live(bench, model, requests, checked, num_timed)

@@ -41,8 +41,8 @@ from specctl.progress import progress
 from specctl.records import canonical_json, json_bytes
 from specctl.replay.batch_simulation import Load
 from specctl.replay.config import Engine, TuneConfig
-from specctl.replay.cost.files import warn_outside
-from specctl.replay.cost.model import Steps, require_slope
+from specctl.replay.cost.files import decision_facts, warn_outside
+from specctl.replay.cost.model import CostModel, Steps, require_slope
 from specctl.replay.cost.rates import LinearCost
 from specctl.replay.facts import to_time
 from specctl.replay.held_out import split_and_choose
@@ -99,7 +99,9 @@ class Tuning:
     evaluator: LogEvaluator
     conditions: dict[str, Any]  # fields of the result that are known before the search
     cached_tokens: float  # mean context of the training prompts, without the root
-    lacking: Mapping[str, str]  # families whose decisions are not timed, with words that time them
+    clock: CostModel | None  # of decisions; None where the engine decides by itself
+    adaptive: Mapping[str, tuple[Policy, str]]
+    """By family a policy that has its rule, and words for it as `profile --policy` takes them."""
 
     def run(self, evaluate: Evaluator | None = None) -> Tuned:
         """Runs the search; minutes, most of them for static settings.
@@ -113,12 +115,14 @@ class Tuning:
         self._warn_outside(verdict.policies)
         trained = [one.policy for one in verdict.policies if one.family in self.search.barred]
         conditions = self.conditions | {
-            "without_decision_cost": {
-                one.policy: self.lacking[one.family]
-                for one in verdict.policies
-                if one.family in self.lacking
-            }
-            or None,
+            **decision_facts(
+                self.clock,
+                {
+                    one.policy: self.adaptive[one.family]
+                    for one in verdict.policies
+                    if one.family in self.adaptive
+                },
+            ),
             "scored_on_training_prompts": tuple(trained) or None,
         }
         conditions["by_context"] = lengths_by_context(
@@ -208,7 +212,6 @@ def prepare(
 
     conditions = Conditions(traces.fingerprint, log.support, load.batch_size, step_costs, runs=runs)
     is_simulated = config.has_load or is_shared
-    is_timed = (lambda _: True) if decides else model.times
     search = TuneSearch(
         families=tuple(families),
         conditions=conditions,
@@ -219,20 +222,21 @@ def prepare(
         drops_unsupported=config.drops_unsupported,
         num_runs=NUM_RUNS if is_simulated else 1,
         barred=frozenset(scored.trained),
-        is_timed=is_timed,
+        is_timed=(lambda _: True) if decides else model.times,
         time_error=model.time_error,
     )
-    lacking = {
-        one.family: one.family if one.family in search.fitted else one.label
+    adaptive = {
+        one.family: (one.policy, one.family if one.family in search.fitted else one.label)
         for found in search.adaptive(tokens_per_s=1.0)
         for one in found.candidates[:1]
-        if not is_timed(one.policy)
     }
-    if lacking:
+    clock = None if decides else model
+    decisions = decision_facts(clock, adaptive)
+    if lacking := decisions["without_decision_cost"]:
         logger.warning(
             "%s: the clock lacks the time of its own decisions, so it cannot win; %s",
             ", ".join(lacking),
-            to_time(lacking),
+            to_time({**decisions, "target": traces.fingerprint.target}),
         )
     evaluator = LogEvaluator(
         log,
@@ -264,8 +268,7 @@ def prepare(
         "approximations": how if is_simulated else EXACT,
         "for_engine": config.for_engine,
     }
-
-    return Tuning(search, evaluator, settled, cached, lacking)
+    return Tuning(search, evaluator, settled, cached, clock, adaptive)
 
 
 # ----------------------------------------------------------------------------------- publishing
