@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.artifacts.card import Description, describe_artifact
-from specctl.artifacts.files import kind_of
+from specctl.artifacts.files import MAX_BYTES, kind_of
 from specctl.console import Answer
 from specctl.errors import InputError, ModelError, StoreError, TraceError
 from specctl.formatting import Table, count, sampling
@@ -59,6 +59,8 @@ def describe_named(what: str) -> Answer:
         return _artifact(str(path))
     if (result := _result(path)) is not None:
         return result
+    if path.name in PARTS and any((path.parent / name).is_file() for name in WHOLES):
+        return describe_named(str(path.parent))
     if path.exists():
         return _exported(path)
     raise _unknown(what, "no folder" if named is None else "a name without its version")
@@ -75,15 +77,20 @@ def _bucket(what: str, place: str) -> Answer:
     raise _unknown(what, "a registry, or a name in one without its version")
 
 
+WHOLES = ("config.json", "trace.json", "results.json")
+"""Files that mark an artifact, a trace set and the folder of `run`."""
+PARTS = (*MAX_BYTES, "trace.json", "run.json")
+"""Files that say nothing without their folder."""
 RESULTS = (
+    "recalibration.json",  # before the search of a better policy
     "tune.json",
     "ladder.json",
     "results.json",
     "replay.json",
     "drift.json",
-    "recalibration.json",
     "summary.json",
     "cost_model.json",
+    "runs.json",
 )
 """Files of results, in the folders that verbs write."""
 
@@ -129,10 +136,14 @@ def _result_in_words(file: Path, facts: dict[str, Any]) -> list[Any] | None:
         from specctl.watch.drift import DriftScores
 
         return read_result(file, DriftScores, "specctl drift").shown()
-    if "why_not" in facts and "candidate" in facts:
-        from specctl.watch.recalibrate import recalibration_verdict
+    if kind == "recalibrate":
+        from specctl.watch.recalibrate import recalibration_parts
 
-        return [*recalibration_verdict(facts)]
+        return recalibration_parts(facts)
+    if "runs_version" in facts:
+        found = [path.read_bytes().count(b"\n") for path in file.parent.glob("*.jsonl")]
+        answers = f"{count(sum(found), 'answer')} in {count(len(found), 'file')}, one a policy"
+        return [f"{answers}: the same `specctl fit` goes on with them by --resume"]
     if kind == "import":
         from specctl.cli.imported import describe_summary
 

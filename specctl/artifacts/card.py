@@ -20,7 +20,6 @@ FIXTURE_LINE = (
     "- If the pair is specctl's embedded one, these figures are a fixture for people and tests; "
     "they\n  say nothing about large models."
 )
-_MAX_JSON_CHARS = 400
 _MAX_CELL_CHARS = 60
 
 
@@ -128,7 +127,7 @@ def describe_artifact(artifact: Artifact) -> Description:
     evidence, metrics = _evidence_facts(manifest.evidence)
     domain = () if manifest.domain is None else domain_facts(manifest.domain)
     facts = (
-        *((name, _json(part)) for name, part in policy.additions.items()),
+        *((name, _in_one_line(part)) for name, part in policy.additions.items()),
         ("target", f"{pair.target}  {pair.target_digest}"),
         ("drafter", f"{pair.drafter}  {pair.drafter_digest}"),
         *evidence,
@@ -158,9 +157,9 @@ MAIN_CONDITIONS = ("hardware", "dtype", "workload", "batch size (requests)")
 """Conditions of the evidence that are always shown, `unknown` where none is recorded."""
 
 
-def _json(record: Any) -> str:
-    text = canonical_json(record.model_dump(mode="json"))
-    return text if len(text) <= _MAX_JSON_CHARS else f"{text[:_MAX_JSON_CHARS]} ..."
+def _in_one_line(record: Any) -> str:
+    text = ", ".join(map(" ".join, _settings(record.model_dump(mode="json"))))
+    return text.removeprefix("kind ")
 
 
 def _evidence_facts(
@@ -189,9 +188,9 @@ MAIN_METRICS = {
 
 
 def _metric(found: Metric) -> str:
-    """`1.2 [1.1, 1.3]`, `1.2` without an interval, or `undefined`."""
+    """`1.2 [1.1, 1.3]`, `1.2` without an interval, or `n/a`."""
     if found.value is None:
-        return "undefined"
+        return "n/a"
     interval = "" if found.low is None else f" [{found.low:.4g}, {found.high:.4g}]"
     return f"{found.value:.4g}{interval}"
 
@@ -211,7 +210,7 @@ def _decisions(policy: Policy) -> tuple[tuple[str, ...], tuple[tuple[str, ...], 
 def _settings(record: dict[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
     """Names and values of all fields; of weights and of long values the size."""
     for name, value in record.items():
-        text = canonical_json(value)
+        text = "not set" if value is None else canonical_json(value)
         if isinstance(value, dict) and value:
             yield from _settings(value, f"{within}{name}.")
         elif isinstance(value, list) and (

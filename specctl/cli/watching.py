@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -191,7 +191,8 @@ def recalibrate(
     prepare_folder(out)
     set_chunk_threads(threads)
     found = room.recalibrate(opened, named, policy, settings, cost_model, out)
-    data, parts = {**found.to_json(), "promoted": None}, found.shown()
+    data: dict[str, Any] = {**found.to_json(), "promoted": None}
+    parts = room.recalibration_parts(data)
     if found.is_better:
         parts.append(f"wrote {out / POLICY_FOLDER}")
     if found.is_better and promote is not None:

@@ -177,7 +177,7 @@ def to_time(facts: Mapping[str, Any]) -> str:
     """
     words = [*facts["without_decision_cost"].values(), *(facts["with_decision_cost"] or ())]
     pair = "" if is_fixture(facts["target"]) else " --target TARGET --drafter DRAFTER"
-    return f"time them: specctl profile {policy_options(words)} -o cost_model.json{pair}"
+    return f"time them: `specctl profile {policy_options(words)} -o cost_model.json{pair}`"
 
 
 ResultT = TypeVar("ResultT", bound=ResultRecord)

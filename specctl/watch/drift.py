@@ -157,6 +157,9 @@ class DriftScores(Drift):
     reference: tuple[str, ...] | None
     price: Price | None  # of the change; None without --dense or an alarm
 
+    def shown(self) -> list[Any]:
+        return [*super().shown(), *(self.price.shown() if self.price else ())]
+
 
 def _digits(wealth: float) -> str:
     return number(wealth, ".2f" if wealth < 1000 else ".3g")
@@ -221,18 +224,10 @@ def watch_traces(
                 hint="wait for traffic, lower --reference-prompts, or name --reference traces",
             )
     found = watch(known, stream, unit=unit, alpha=alpha, seed=seed)
-    parts = found.shown()
-    if num_left_out:
-        parts.append(
-            f"{count(num_left_out, 'prompt')} of a {unit} that may not be whole are left out."
-        )
     cost = None
-    if recent is not None and not found.alarm:
-        parts.append("No alarm: --dense was not looked at.")
-    elif recent is not None:
+    if recent is not None and found.alarm:
         since = found.foremost.since.index
         cost = price(since, known, stream, recent, deployed, policy, cost_model)
-        parts += cost.shown()
     scores = DriftScores(
         **dict(found),
         pair=served.fingerprint,
@@ -241,6 +236,13 @@ def watch_traces(
         reference=None if reference is None else tuple(reference),
         price=cost,
     )
+    parts = scores.shown()
+    if num_left_out:
+        parts.append(
+            f"{count(num_left_out, 'prompt')} of a {unit} that may not be whole are left out."
+        )
+    if recent is not None and not found.alarm:
+        parts.append("No alarm: --dense was not looked at.")
     return scores, parts
 
 

@@ -97,7 +97,10 @@ class Recalibration:
         )
 
     def to_json(self) -> dict[str, Any]:
+        result, facts = self.tuned.result, self.facts
+        named = {"deployed": self.deployed, "refit": self.candidate, "static": self.static}
         return {
+            "kind": "recalibrate",
             "is_better": self.is_better,
             "why_not": self.why_not or None,
             "deployed": self.deployed,
@@ -107,40 +110,32 @@ class Recalibration:
             "support": self.support,
             "against_deployed": self.against_deployed.to_json(),
             "against_static": self.against_static.to_json(),
-            "num_prompts": self.tuned.result.num_prompts.model_dump(),
-            "num_prompts_left_out": self.facts.num_prompts_left_out or 0,
-            "scored_on_training_prompts": self.facts.scored_on_training_prompts or (),
-            "without_decision_cost": self.facts.without_decision_cost or {},
-            "cost_model": self.tuned.result.cost_model,
+            "num_prompts": result.num_prompts.model_dump(),
+            "num_prompts_left_out": facts.num_prompts_left_out or 0,
+            "scored_on_training_prompts": facts.scored_on_training_prompts or (),
+            "without_decision_cost": facts.without_decision_cost or {},
+            "cost_model": result.cost_model,
+            "marked": {name: facts.marked(label) for name, label in named.items()},
+            "notes": [f"Times: {result.clock}.", *facts.footnotes()],
         }
 
-    def shown(self) -> list[Any]:
-        """Text and tables for the terminal."""
-        result, facts = self.tuned.result, self.facts
-        named = {"deployed": self.deployed, "refit": self.candidate, "static": self.static}
-        rows = [
-            (name, facts.marked(label), self.rates[name].text(".0f"))
-            for name, label in named.items()
-        ]
-        title = (
-            f"{result.num_prompts.held_out} recent prompts held out of "
-            f"{result.num_prompts.held_out + result.num_prompts.train}"
-        )
-        verdict = recalibration_verdict(self.to_json())
-        table = Table(title, ("", "policy", "tokens/s"), rows, left=2)
-        return [*verdict, table, f"Times: {result.clock}.", *facts.footnotes()]
 
-
-def recalibration_verdict(data: Mapping[str, Any]) -> list[str]:
-    """The verdict of `recalibration.json`, and its gains."""
+def recalibration_parts(data: Mapping[str, Any]) -> list[Any]:
+    """The verdict of `recalibration.json`, its gains, table and notes."""
     over = [Interval.of_json(data[name]) for name in ("against_deployed", "against_static")]
     gains = (
         f"× {over[0].text('.2f')} of the deployed policy, × {over[1].text('.2f')} of the best "
         "static setting"
     )
+    verdict = [f"Keep {data['deployed']}: {data['why_not']}.", f"The refit is {gains}."]
     if data["why_not"] is None:
-        return [f"Better: {data['candidate']}, {gains}."]
-    return [f"Keep {data['deployed']}: {data['why_not']}.", f"The refit is {gains}."]
+        verdict = [f"Better: {data['candidate']}, {gains}."]
+    rates = {name: Interval.of_json(rate).text(".0f") for name, rate in data["rates"].items()}
+    rows = [(name, label, rates[name]) for name, label in data["marked"].items()]
+    held_out, train = (data["num_prompts"][side] for side in ("held_out", "train"))
+    title = f"{held_out} recent prompts held out of {held_out + train}"
+    table = Table(title, ("", "policy", "tokens/s"), rows, left=2)
+    return [*verdict, table, *data["notes"]]
 
 
 def recalibrate(

@@ -56,7 +56,7 @@ EVIDENCE = Evidence(
     splits={},
     metrics={
         "held_out_mse": Metric.of(0.25, 0.125, 0.5, num_prompts=3),
-        "undefined": Metric(value=None),
+        "not_reached": Metric(value=None),
     },
     fitted_on=prompt_marks(["prompt-1", "prompt-2"]),
 )

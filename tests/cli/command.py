@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -57,6 +58,9 @@ def specctl(*arguments: object) -> Outcome:
             code: Any = 0
         except SystemExit as ended:
             code = ended.code or 0
+    if argv[1:2] == ["show"] and "--json" not in argv:
+        unset = re.findall(r"\b(?:undefined|None|nan|null)\b.*", out.getvalue())
+        assert not unset, (argv, unset)
     return Outcome(int(code), out.getvalue(), err.getvalue())
 
 

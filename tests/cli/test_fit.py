@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from specctl.artifacts import load_artifact
+from specctl.artifacts import load_artifact, save_artifact
 from specctl.policy import ElasticBudget, EntropyStop, JensenShannon
 from specctl.train import certify
-from tests.cli.command import INPUT, USAGE, passes, refuses, specctl
+from tests.artifacts.examples import ORIGIN, POLICIES
+from tests.cli.command import INPUT, USAGE, passes, refuses, specctl, write_lines
 
 C2T = ("--epochs", 2, "--min-steps", 1, "--hidden", 4, "--nodes-per-step", 256, "--held-out", 0.4)
 MARS = ("--shape", "chain", "--form", "prob_ratio", "--thetas", "0.5,0.2", "--max-new-tokens", 12,
@@ -151,3 +152,19 @@ def test_echos_budget_is_fitted_to_a_clock(nodes: Path, tmp_path: Path) -> None:
     assert f"K_max {budget.max_tokens} of batches of 8" in out
     given = specctl(*fit, tmp_path / "given", *clock, "--max-tokens", 64).out
     assert "K_max" not in given, "what is given is not fitted"
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_show_prints_every_kind_of_artifact(kind: str, tmp_path: Path) -> None:
+    """In words, which `specctl` of tests checks; a file of an artifact shows the whole."""
+    save_artifact(tmp_path / "policy", POLICIES[kind], ORIGIN, card=f"# {kind}\n")
+    whole = passes("show", tmp_path / "policy", "--wide").out
+    for file in (tmp_path / "policy").iterdir():
+        assert passes("show", file, "--wide").out == whole
+
+
+def test_show_prints_answers_that_a_fit_judged(tmp_path: Path) -> None:
+    write_lines(tmp_path / "runs.json", '{"runs_version": 1}')
+    write_lines(tmp_path / "a.jsonl", "{}", "{}")
+    write_lines(tmp_path / "b.jsonl", "{}")
+    assert passes("show", tmp_path).out.startswith("3 answers in 2 files, one a policy: the same")

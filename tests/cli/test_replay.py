@@ -122,7 +122,11 @@ def test_show_prints_results_that_verbs_wrote(cost: Path, tmp_path: Path) -> Non
     write_lines(tmp_path / "vllm.log", *vllm_log())
     passes("import", tmp_path / "vllm.log", "-o", tmp_path / "i")
     write_lines(tmp_path / "drift.json", json.dumps(drift_results().to_json()))
+    again = ("recalibrate", dense, "-p", "chain:1", "--held-out", 0.5, "--cost-model", cost)
+    told = passes(*again, "-o", tmp_path / "again").out
+    assert told.startswith(passes("show", tmp_path / "again").out), "then what was written"
     results = [
+        ("again", "again/recalibration.json"),
         ("drift.json", "drift.json"),
         ("l", "l/ladder.json"),
         ("t", "t/tune.json"),
