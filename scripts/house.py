@@ -20,7 +20,7 @@ BUDGETS = {
     "stores": 1004,
     "artifacts": 2279,
     "registry": 2371,
-    "runtime": 7810,
+    "runtime": 7812,
     "collect": 4680,
     "logs": 5544,
     "replay": 9043,
@@ -29,7 +29,7 @@ BUDGETS = {
     "engines": 4384,
     "watch": 1332,
     "cli": 3860,
-    "tests": 44488,
+    "tests": 44497,
     "benchmarks, scripts": 9619,
     "files of the package": 272,
 }

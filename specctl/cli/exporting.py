@@ -13,7 +13,7 @@ from specctl.console import Answer
 from specctl.engines.settings import TraceSettings
 from specctl.errors import SpecctlError, UsageError
 from specctl.records import PositiveInt, option
-from specctl.runtime.checkpoints import Kind
+from specctl.runtime.checkpoints import Served
 
 if TYPE_CHECKING:
     from specctl.engines.engine import Engine, Export
@@ -49,9 +49,9 @@ def export(
         "Drafter: folder, hub id, 'embedded[:small]'; the target, if it has layers for MTP",
         default="that of the artifact's pair",
     ),
-    method: Kind | None = option(
+    method: Served | None = option(
         None,
-        "Kind of a drafter that is not here: eagle3, eagle, peagle, medusa, mlp_speculator, "
+        "Kind of a drafter that is not here: eagle3, eagle, peagle, medusa (until vLLM 0.32), "
         "dflash, dspark, mtp, draft_model. N-grams have no drafter: `specctl import` names their "
         "length",
         default="read from its config.json, also the hub's",

@@ -35,7 +35,7 @@ from specctl.policy import (
 )
 from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, TuneConfig
-from specctl.runtime.checkpoints import WORDS, Kind, architecture, block_size, methods_of
+from specctl.runtime.checkpoints import WORDS, Served, architecture, block_size, methods_of
 from specctl.runtime.identity import config_from_hub, local_folder, model_folder
 from specctl.runtime.words import (
     NamedPolicy,
@@ -168,7 +168,7 @@ def _absolute(piece: str) -> str:
 
 
 def drafter_of(
-    named: NamedPolicy, model: str | None, method: Kind | None, target: str | None = None
+    named: NamedPolicy, model: str | None, method: Served | None, target: str | None = None
 ) -> EngineDrafter | None:
     """The drafter for an engine: the given one, or that of the artifact's pair.
 
@@ -196,7 +196,7 @@ def drafter_of(
     except ModelError as error:
         raise UsageError(
             f"drafter {name} is of unknown kind: {error.message}",
-            hint=f"give --method {' or '.join(get_args(Kind))}, or --drafter FOLDER",
+            hint=f"give --method {' or '.join(get_args(Served))}, or --drafter FOLDER",
         ) from error
     is_here = os.path.exists(name) or name.partition(":")[0] == "embedded"
     shown, kinds = str(folder.absolute()) if is_here else name, methods_of(folder)

@@ -33,6 +33,8 @@ Kind = Literal[
     "draft_model",
 ]
 """The kind of a drafter: vLLM's method, where it has one of that name."""
+Served = Literal["eagle3", "eagle", "peagle", "medusa", "dflash", "dspark", "mtp", "draft_model"]
+"""Kinds that an engine of `specctl export` drafts with."""
 WORDS: dict[Kind, str] = {
     "eagle3": "an EAGLE-3 head",
     "eagle": "an EAGLE-1 head",

@@ -18,12 +18,13 @@ from specctl.engines.export import ENGINES, drafter_of, read_source
 from specctl.engines.llamacpp_flags import TYPES
 from specctl.engines.settings import TraceSettings
 from specctl.engines.sglang_flags import ALGORITHMS
+from specctl.engines.vllm_flags import KINDS as VLLM_KINDS
 from specctl.engines.vllm_flags import VLLM
 from specctl.errors import EngineError, ModelError, UsageError
-from specctl.runtime.checkpoints import WORDS, Kind
+from specctl.runtime.checkpoints import WORDS, Kind, Served
 from specctl.runtime.load import load_pair
 from specctl.runtime.words import resolve_policy
-from tests.cli.command import USAGE, passes, specctl
+from tests.cli.command import USAGE, passes, refuses, specctl
 from tests.runtime.checkpoints import KINDS, SIXTEEN, arch, publish
 
 CHAIN = read_source("chain:4").named
@@ -75,6 +76,14 @@ def folder_of(kind: str, place: Path) -> Path:
 def test_every_kind_has_a_method() -> None:
     assert {*get_args(Kind)} == {*WORDS} == {*BY_ENGINE}
     assert {kind for kind, (_, other) in BY_ENGINE.items() if other} == {*ALGORITHMS}
+
+
+def test_the_option_names_the_kinds_that_an_engine_serves() -> None:
+    assert {*get_args(Served)} == {*VLLM_KINDS, *ALGORITHMS, *TYPES}
+    shown = " ".join(passes("export", "--help-all").out.replace("│", " ").split())
+    [told] = re.findall(r"a drafter that is not here: (.*?)\. N-grams", shown)
+    assert tuple(one.partition(" ")[0] for one in told.split(", ")) == get_args(Served)
+    assert "--method" in refuses(USAGE, "export", "chain", "--to", "vllm", "--method", "mlp")
 
 
 @pytest.mark.parametrize("kind", BY_ENGINE)
