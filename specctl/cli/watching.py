@@ -199,6 +199,7 @@ def recalibrate(
         reason = (
             f"recalibrated on {opened.digest[:19]}: x {found.against_deployed.text('.3f')} of the "
             f"deployed policy, x {found.against_static.text('.3f')} of the best static setting"
+            f"{data['proviso'] or ''}"
         )
         given = {**writing.values, "reason": reason, "registry": place, "alias": alias}
         moved = publishing.push(folder=out / POLICY_FOLDER, name=name, **given)

@@ -130,7 +130,8 @@ class TraceFacts(PairFacts):
 
     def provisos(self, *labels: str) -> str:
         """The end of a sentence that compares speeds: what it takes for granted."""
-        free = [label for label in labels if label in (self.free_decisions or ())]
+        own = self.free_decisions or ()
+        free = [label for label in dict.fromkeys(labels) if label in own]
         outside = {
             words: None for label in labels for words in (self.outside_clock or {}).get(label, ())
         }

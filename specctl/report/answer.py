@@ -122,6 +122,7 @@ def _from_tune(given: Given, tune: TuneResult) -> Section:
 def _from_ladder(given: Given, ladder: LadderResult) -> Section:
     best, run = ladder.fastest, ladder.to_run
     words = f"{best.against_static.text('.2f')} times the rate of {ladder.best_static}"
+    words += ladder.provisos(best.label)
     if run.label == PLAIN:
         reading = ladder.why_plain()
     elif best.label == ladder.best_static:

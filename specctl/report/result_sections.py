@@ -34,7 +34,8 @@ def policies_section(replay: ReplayScores) -> Section:
             reading += ". Without a cost model there are no times."
         elif timed:
             fastest, rate = max(timed.items(), key=lambda one: one[1].value)
-            reading += f"; {fastest} is fastest under the cost model, {rate.text('.0f')} tokens/s."
+            reading += f"; {fastest} is fastest under the cost model, {rate.text('.0f')} tokens/s"
+            reading += f"{replay.provisos(fastest)}."
         else:
             reading += "; of none are the decisions timed, so none is called the fastest."
     result = replay_result(replay)

@@ -44,6 +44,7 @@ class Price(ResultRecord):
     tokens_per_call_kept: Interval = UNKNOWN  # over the prompts before
     static: str | None = None  # label of the best static setting
     static_over_deployed: Interval | None = None
+    proviso: str | None = None  # what that takes for granted
     why_not: str | None = None  # reason for missing figures
 
     def shown(self) -> list[str]:
@@ -58,7 +59,8 @@ class Price(ResultRecord):
         if self.static_over_deployed is not None:
             lines.append(
                 f"{self.static}, the best static setting of some of them, is on the others "
-                f"× {self.static_over_deployed.text('.2f')} as fast as the deployed policy."
+                f"× {self.static_over_deployed.text('.2f')} as fast as the deployed policy"
+                f"{self.proviso or ''}."
             )
         return [*lines, *([self.why_not] if self.why_not else [])]
 
@@ -143,7 +145,11 @@ def _in_time(
     found = compare(tuning, policy, policy.name)
     if found.lacking:
         return {"why_not": f"No price in time: {found.lacking}."}
-    return {"static": found.static, "static_over_deployed": found.against_deployed}
+    return {
+        "static": found.static,
+        "static_over_deployed": found.against_deployed,
+        "proviso": found.facts.provisos(policy.name) or None,
+    }
 
 
 def check_pair(traces: TraceSet, served: TraceSet, option: str) -> TraceSet:

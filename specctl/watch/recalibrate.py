@@ -115,6 +115,7 @@ class Recalibration:
             "scored_on_training_prompts": facts.scored_on_training_prompts or (),
             "without_decision_cost": facts.without_decision_cost or {},
             "cost_model": result.cost_model,
+            "proviso": facts.provisos(self.candidate, self.deployed) or None,
             "marked": {name: facts.marked(label) for name, label in named.items()},
             "notes": [f"Times: {result.clock}.", *facts.footnotes()],
         }
@@ -125,7 +126,7 @@ def recalibration_parts(data: Mapping[str, Any]) -> list[Any]:
     over = [Interval.of_json(data[name]) for name in ("against_deployed", "against_static")]
     gains = (
         f"× {over[0].text('.2f')} of the deployed policy, × {over[1].text('.2f')} of the best "
-        "static setting"
+        f"static setting{data['proviso'] or ''}"
     )
     verdict = [f"Keep {data['deployed']}: {data['why_not']}.", f"The refit is {gains}."]
     if data["why_not"] is None:
@@ -273,6 +274,10 @@ def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
                     **(decisions["without_decision_cost"] or {}),
                 },
                 "with_decision_cost": result.with_decision_cost or decisions["with_decision_cost"],
+                "free_decisions": (
+                    *(result.free_decisions or ()),
+                    *(decisions["free_decisions"] or ()),
+                ),
             }
         ),
     )

@@ -32,7 +32,7 @@ from specctl.replay.tune.verdict import TuneVerdict
 from specctl.runtime.load import Pair
 from specctl.stats import Interval, Resamples, with_time_error
 from tests.cli.command import Outcome, passes, specctl
-from tests.replay.costs import table_model
+from tests.replay.costs import linear_cost, table_model
 from tests.replay.logs import random_traces
 from tests.replay.tune_cases import Stated, is_stop, search, statics
 
@@ -71,6 +71,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, model in clocks.items():
         save_cost_model(model, folder / f"{name}.json")
+    rates = {"verify_fixed_us": 900.0, "verify_token_us": 9.0, "draft_token_us": 9.0}
+    save_cost_model(linear_cost(**rates), folder / "stated.json")
     return folder
 
 
@@ -336,6 +338,30 @@ def test_a_stated_clock_tells_a_gain_with_what_it_takes_for_granted() -> None:
     assert slower.startswith("chain:2 is the fastest for sure: next ar, × 0.65 ["), slower
 
 
+FREE: dict[str, tuple[object, ...]] = {
+    "replay": ("-p", f"mine={SVIP}"),
+    "batch": ("-p", f"mine={SVIP}"),
+    "in order": ("-p", f"mine={SVIP}"),
+    "ladder": ("-p", f"mine={SVIP}"),
+    "tune": ("--family", "svip"),
+    "recalibrate": ("-p", SVIP, "--held-out", 0.5),
+}
+
+
+@pytest.mark.parametrize("verb", FREE)
+def test_every_verb_takes_decisions_on_a_stated_clock_alike(verb: str) -> None:
+    """They take no time, and a verdict for them says so."""
+    shown = flat(run(verb, "stated", *FREE[verb]).out)
+    assert "‡" not in shown
+    if verb == "recalibrate":  # a gain over the deployed policy
+        assert f"if decisions of {SVIP} take no time." in shown
+        return
+    [free] = document(verb, "stated", *FREE[verb])["free_decisions"]
+    assert free == "mine" or free.startswith("svip:")
+    is_won = re.match(r"(?:Fastest|Best): (?:mine|svip:)", shown)
+    assert not is_won or re.search(r"if decisions of (mine|svip:…) take no time", shown)
+
+
 def test_the_ladder_marks_it() -> None:
     for clock in ("exact", "timed"):
         shown = flat(run("ladder", clock, "-p", f"mine={SVIP}").out)
@@ -366,7 +392,11 @@ def test_tune_chooses_no_family_whose_decisions_cost_nothing(
         for name in ("vllm", "llamacpp")
     }
     assert decides == {"vllm": False, "llamacpp": True}
+    stated = judged(traces, "stated")
+    [label] = stated.free_decisions
+    assert stated.sentence().endswith(f", if decisions of {stated.names[label]} take no time.")
     of_engine = judged(traces, "exact", decides=True)
+    assert of_engine.free_decisions is None
     assert (of_engine.beats_static, of_engine.without_decision_cost) == (True, None)
     [(label, words)] = bare.without_decision_cost.items()
     assert label.startswith("svip:")

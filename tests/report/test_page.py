@@ -144,6 +144,12 @@ NO_WINS = (
 )
 SLOW = ladder_results(plain=200.0)
 ANSWERS = ("recommendation", "ladder")
+FREE: list[tuple[Given, str]] = [
+    (Given(TIMED.model_copy(update={"free_decisions": ("chain",)})), "policies"),
+    *((Given(ladder=ladder_results(free_decisions=("mine",))), one) for one in ANSWERS),
+    (Given(tune=tune_results().model_copy(update={"free_decisions": ("fancy",)})), ANSWERS[0]),
+]
+"""Verdicts on a stated clock."""
 SAID: list[tuple[Given, str, str]] = [
     (Given(COUNTS_ALONE), "recommendation", "None yet. specctl tune finds one"),
     (Given(COUNTS_ALONE), "policies", "there are no times"),
@@ -151,6 +157,7 @@ SAID: list[tuple[Given, str, str]] = [
     (Given(TIMED), "policies", "chain needs the fewest calls, τ 3.00 [2.90, 3.10] tokens per call"),
     (Given(TIMED), "policies", "chain is fastest under the cost model, 100 [95, 105] tokens/s"),
     (Given(TIMED, ladder_results()), "recommendation", "mine beats the best static setting: 1.20"),
+    *((one, section, ", if decisions of ") for one, section in FREE),
     (Given(TIMED, ladder_results()), "recommendation", "which flatters it"),
     (
         ALL,

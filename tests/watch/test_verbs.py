@@ -118,6 +118,7 @@ def test_an_alarm_says_what_the_change_costs(
     cost = json.loads(timed.out)["price"]
     assert cost["static_over_deployed"]["low"] <= cost["static_over_deployed"]["value"]
     assert cost["why_not"] is None
+    assert cost["proviso"] == ", if decisions of threshold take no time", "on a stated clock"
     held = DeciderCost(policy="svip", batch_sizes=(1,), level_us=(1.0,))
     save_cost_model(table_model(deciders={"stop": held}), tmp_path / "bare.json")
     cost = json.loads(specctl(*words, "--cost-model", tmp_path / "bare.json").out)["price"]

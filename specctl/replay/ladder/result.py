@@ -173,7 +173,7 @@ def ladder_verdict(result: LadderResult) -> str:
     run, headroom = result.to_run, result.split.headroom
     if run.label == PLAIN:
         return f"Plain decoding is kept. {result.why_plain()}"
-    gain = f", × {run.against_plain.text('.2f')} of plain decoding"
+    gain = f", × {run.against_plain.text('.2f')} of plain decoding{result.provisos(run.label)}"
     if not headroom.low > 0 or result.beaten_estimate is not None:
         return f"Best: {run.label}{gain}; no headroom shown."
     return f"Best: {run.label}{gain}; headroom {headroom.text('+.1%')}."

@@ -205,11 +205,13 @@ class TuneResult(TuneVerdict, TraceFacts):
     fits: tuple[FitOutcome, ...] | None = None  # of `fit auto`
 
     def sentence(self) -> str:
-        """The verdict, with the error of a clock that failed its own check."""
+        """The verdict with what it takes for granted, and the error of a clock that failed its own
+        check."""
+        free = self.provisos(self.chosen).replace(self.chosen, self.names[self.chosen])
+        said = f"{super().sentence().removesuffix('.')}{free}."
         if self.check_error is None:
-            return super().sentence()
-        off = f"The clock was off by {self.check_error:+.0%} in its own check."
-        return f"{super().sentence()} {off}"
+            return said
+        return f"{said} The clock was off by {self.check_error:+.0%} in its own check."
 
     def reasons(self) -> Iterator[str]:
         """The verdict's reasons, and the source of its times."""
