@@ -3,6 +3,7 @@ with replayed figures of both."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from specctl.engines.sglang_flags import SGLANG
 from specctl.engines.transformers_flags import TRANSFORMERS
 from specctl.engines.vllm_flags import VLLM
 from specctl.errors import EngineError, ModelError, UsageError, check_choice, reason_of
-from specctl.formatting import count
+from specctl.formatting import count, listed
 from specctl.policy import (
     PerRequest,
     Policy,
@@ -390,6 +391,9 @@ def command_lines(engine: Engine, export: Export, target: str) -> Iterator[str]:
 def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> EngineSettings:
     """The settings of an engine for a policy, or a sentence on why there are none.
 
+    They are for a page that travels: TARGET, DRAFTER and the artifact's name stand for what lies on
+    this machine.
+
     Args:
         target, drafter: names of the pair, as in traces.
     """
@@ -405,16 +409,37 @@ def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> En
         of = drafter_of(source.named, drafter, None, served)
         serving = Serving(of, reference=source.reference_of, target=served)
         written = engine.write(source.policy, serving)
-        lines = [*command_lines(engine, written, served)]
     except (EngineError, ModelError, UsageError) as error:
         return EngineSettings(
             engine.title, notes=(f"Nothing to set in {engine.title} yet: {error}.",)
         )
+    places = {served: "TARGET"} | ({} if of is None else {of.model: "DRAFTER"})
+    if source.reference is not None:
+        of_tune = os.path.basename(source.reference) == "policy"
+        places[source.reference] = Path(source.reference).parts[-2 if of_tune else -1]
+    here = {place: name for place, name in places.items() if os.path.exists(place)}
+
+    def elsewhere(text: str) -> str:
+        """A text without the places of this machine, also as JSON has them."""
+        for place, name in here.items():
+            text = text.replace(json.dumps(place)[1:-1], name).replace(place, name)
+        return text
+
+    written = replace(
+        written,
+        flags=tuple(map(elsewhere, written.flags)),
+        environment={name: elsewhere(value) for name, value in written.environment.items()},
+        files={name: elsewhere(content) for name, content in written.files.items()},
+        target=written.target and elsewhere(written.target),
+    )
+    lines = [*command_lines(engine, written, elsewhere(served))]
     for name, content in written.files.items():
         if any(name in line for line in lines):  # a file that the command names
             lines += ["", f"# {name}:", *content.splitlines()]
     reason = () if source.reason is None else (source.reason,)
-    return EngineSettings(engine.title, lines, (*reason, *written.notes))
+    used = [name for name in here.values() if name in " ".join(lines)]
+    yours = (f"For {listed(used)} write your own places.",) if used else ()
+    return EngineSettings(engine.title, lines, (*reason, *written.notes, *yours))
 
 
 def read_exported(path: Path) -> list[tuple[Engine, Policy]]:

@@ -12,7 +12,7 @@ from specctl.replay.cost.files import doubts
 from specctl.replay.cost.rates import LinearCost
 from specctl.report.answer import recommendation
 from specctl.report.given import Given
-from specctl.report.page import Page, Section
+from specctl.report.page import Page, Section, portable
 from specctl.report.result_sections import (
     drift_section,
     ladder_section,
@@ -76,13 +76,15 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
     facts = dict(_facts(figures, given))
     byline = [count(figures.num_prompts, "prompt"), facts["sampling"]] if figures else []
     byline += [f"times of {given.cost.hardware}"] if given.cost else []
-    return Page(
+    page = Page(
         title=f"Speculative decoding report: {first.target} + {first.drafter}",
         byline=", ".join([*byline, f"specctl {facts['specctl']}"]),
         facts=tuple(facts.items()),
         warnings=tuple(warnings),
         sections=tuple(_sections(figures, given)),
     )
+    found: Page = portable(page, (first.target, first.drafter))
+    return found
 
 
 def _sections(figures: TraceFigures | None, given: Given) -> Iterator[Section]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -48,6 +50,11 @@ SETTING = re.compile(r"(?<=:)(?=[a-z_]+=)")
 """Possible line breaks in a policy's words."""
 CODE = re.compile(r"(?<=[,/:])(?=\S)")
 """Possible line breaks in a command."""
+
+PLACE = re.compile(
+    r"(?<![\w:./~-])(?:(?:~|\.{1,2})?(?:/[^\s:;,\"'()\[\]<>+/]+){2,}|\.{1,2}/[^\s:;,\"'()\[\]<>+/]+)"
+)
+"""A path in a text, which is not that of an address."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,31 @@ class Page:
                 term: left.pop(term) for term in TERMS if term in left and term in section.words
             }
             yield section.key, found
+
+
+def portable(value: Any, models: Iterable[str]) -> Any:
+    """A part of a page with the last name of each path for the path: a page is made to travel.
+
+    Args:
+        models: names of the pair; a folder's name may have spaces.
+    """
+    if isinstance(value, str):
+        for place in sorted(models, key=len, reverse=True):
+            if "/" in place and (os.path.isabs(place) or os.path.exists(place)):
+                value = value.replace(place, Path(place).name)
+        return PLACE.sub(_last_name, value)
+    if isinstance(value, list | tuple):
+        return [portable(one, models) for one in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        names = {one.name for one in fields(value)} - {"data"}  # of the records, as they were read
+        return replace(value, **{name: portable(getattr(value, name), models) for name in names})
+    return value
+
+
+def _last_name(path: re.Match[str]) -> str:
+    """A path's last name; the folder above for what `tune` names itself."""
+    *_, above, last = ("", *path[0].split("/"))
+    return above if last == "policy" and above else last
 
 
 def folding(text: str, places: re.Pattern[str] = SETTING) -> Markup:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from specctl.engines.export import (
     drafter_of,
     read_exported,
     read_source,
+    settings_of,
 )
 from specctl.engines.llamacpp_flags import FILE as LLAMACPP_FILE
 from specctl.engines.settings import (
@@ -629,7 +631,10 @@ def test_the_kind_of_a_downloaded_drafter_is_read(
 
 
 def page_says_what_export_says(path: Path) -> None:
-    """Of the engine that was tuned for, and of no other; a pair without a drafter is said."""
+    """Of the engine that was tuned for, and of no other; a pair without a drafter is said.
+
+    Places of this machine are words there, and the artifact is its folder's name.
+    """
     [unknown] = settings_for(read_given(tune=path), path).engines
     assert unknown.lines == ()
     assert unknown.notes[0].startswith("Nothing to set in vLLM yet: drafter ")
@@ -639,8 +644,25 @@ def page_says_what_export_says(path: Path) -> None:
     assert given.artifact == resolve_policy(str(path.parent / "policy")).artifact_digest
     [vllm] = given.engines
     said = passes("export", path, "--to", "vllm", "--drafter", "embedded", "--target", "embedded")
-    assert "\n".join(vllm.lines) in said.out
+    places = {embedded_path("target"): "TARGET", embedded_path("eagle3"): "DRAFTER"}
+    printed = said.out.replace(str(path.parent / "policy"), path.parent.name)
+    for place, name in places.items():
+        printed = printed.replace(str(place), name)
+    assert "\n".join(vllm.lines) in printed
     assert vllm.lines[-1].startswith("  --")
+    assert "/" not in " ".join(vllm.lines)
+    assert vllm.notes[-1] == "For TARGET and DRAFTER write your own places."
+
+
+def test_an_artifact_on_a_page_is_named_after_its_folder(tmp_path: Path) -> None:
+    """Whose plugin loads it by its place."""
+    (tmp_path / "my fits" / "policy").mkdir(parents=True)
+    place = str(tmp_path / "my fits" / "policy")
+    source = replace(read_source("confidence:window=4"), reference=place)
+    found = settings_of(source, ENGINES["vllm"], "embedded", "embedded")
+    assert '"policy":"my fits"' in "".join(found.lines).replace(": ", ":")
+    assert str(tmp_path) not in repr(found)
+    assert found.notes[-1] == "For TARGET, DRAFTER and my fits write your own places."
 
 
 def test_a_page_names_every_engine_for_a_ladder() -> None:

@@ -13,11 +13,12 @@ import pytest
 
 from specctl.engines.engine import EngineSettings
 from specctl.errors import InputError, TraceEmptyError, TraceMismatchError
+from specctl.formatting import Table
 from specctl.replay.acceptance import TraceFigures, trace_figures
 from specctl.replay.ladder.result import ladder_parts
 from specctl.report import Given, Page, build_page, read_given
 from specctl.report.charts import Chart, Series
-from specctl.report.page import TERMS, folding
+from specctl.report.page import TERMS, folding, portable
 from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, live_traces, write_log
 from tests.report.examples import (
@@ -119,6 +120,38 @@ def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
     assert not {name for name, _ in Outline(text).tags} & {"script", "img"}
     assert text.count("&lt;script&gt;alert(") >= 4  # title, facts, category, policy, figures
     assert page.to_json()["facts"]["target"].startswith(HOSTILE)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Report: /home/me/my models/T + ./H", "Report: T + H"),
+        ("/home/me/my models/T  sha256:12", "T  sha256:12"),
+        ("a/b + org/model, models/x", "a/b + org/model, models/x"),  # as hub ids look
+        ("/home/me/fits/hetero:num_tokens=32: calls", "hetero:num_tokens=32: calls"),
+        ("../fits/c2t; ~/fits/c2t, ./c2t", "c2t; c2t, c2t"),
+        ('serve \'{"policy": "/home/me/tuned/policy"}\'', 'serve \'{"policy": "tuned"}\''),
+        ("specctl profile --policy ./tuned/policy -o x", "specctl profile --policy tuned -o x"),
+        ("tokens/s, 1/8, https://a.org/b/c, s3://b/c/d, vLLM's /metrics", None),
+    ],
+)
+def test_a_page_names_no_place_of_its_writer_s_machine(text: str, shown: str | None) -> None:
+    """It is made to be forwarded. In titles, tables, notes and drawings alike."""
+    parts = (Table(text, (text,), [(text,)]), [Series(text, [1], [1], names=[text])], {text: 1})
+    table, [series], _ = portable(parts, ("/home/me/my models/T", "./H"))
+    expected = text if shown is None else shown
+    assert (table.title, table.columns, table.rows) == (expected, [expected], [[expected]])
+    assert (series.label, series.names) == (expected, [expected])
+
+
+def test_no_path_is_left_on_a_page(evidence: TraceFigures) -> None:
+    home, own = "/home/me/my models", "/home/me/fits/hetero:num_tokens=32"
+    pair = {"target": f"{home}/T", "drafter": f"{home}/H"}
+    ladder, replay = ladder_results(label=own, **pair), replay_results(label=own)
+    page = build_page(evidence.model_copy(update=pair), Given(replay, ladder))
+    assert "/home/me" not in page.html()
+    assert "hetero:<wbr>num_tokens=32" in page.html()
+    assert page.title == "Speculative decoding report: T + H"
 
 
 def test_json_twin_is_json_and_holds_the_figures(full_page: Page, evidence: TraceFigures) -> None:
