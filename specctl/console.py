@@ -114,8 +114,8 @@ class _Counted:
     done: int = 0
 
     def __str__(self) -> str:
-        counts = "" if self.total is None else f": {self.done:,} of {self.total:,}"
-        return f"{self.label}{counts}"
+        known = f" of {self.total:,}" if self.total is not None else ""
+        return f"{self.label}: {self.done:,}{known}" if known or self.done else self.label
 
 
 _work: list[_Counted] = []

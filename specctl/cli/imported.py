@@ -39,7 +39,8 @@ def describe_summary(summary: dict[str, Any]) -> list[Any]:
         for name in summary.get("without_drafts", [])
     ]
     left_out = [
-        f"Left out: {count(one['lines'], 'line')} that {one['reason']} (first: {one['first']})."
+        f"Left out {count(one['lines'], 'line')}: {'it' if one['lines'] == 1 else 'each'} "
+        f"{one['reason']} (first: {one['first']})."
         for one in summary.get("left_out", [])
     ]
     return [*parts, *left_out]

@@ -105,8 +105,8 @@ def import_(
             "--context-tokens is the text of requests on the clock of --cost-model or --linear",
             hint="give one of these too, or leave it out",
         )
+    texts = watched(sources, watch) if watch is not None else [*map(Source.of, sources)]
     with progress("lines read", None):
-        texts = watched(sources, watch) if watch is not None else [*map(Source.of, sources)]
         summary = {"kind": "import", **import_files(texts, advice, sizes)}
     models = summary.get("models", {"": summary}).values()
     if model is not None:

@@ -247,7 +247,7 @@ def verb(
     """
 
     def decorate(function: Callable[..., Answer | None]) -> Callable[..., Answer | None]:
-        words = function.__name__.replace("_", " ")
+        words = function.__name__.strip("_").replace("_", " ")
         options = {
             name: tuple(o for o in options_of(model) if ".".join((name, *o.path)) not in without)
             for name, model in models.items()

@@ -160,7 +160,7 @@ def _of_logs(logs: Sequence[ServerLog]) -> dict[str, Any]:
         ],
     }
     if len(models) == 1:
-        return {**next(iter(models.values())), **summary}
+        return {**summary, **next(iter(models.values()))}
     return {**summary, "models": models, "comparison": compared(models, lines)}
 
 

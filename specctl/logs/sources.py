@@ -19,7 +19,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from specctl.errors import InputError, UsageError, reason_of
-from specctl.progress import advance
+from specctl.progress import advance, progress
 
 SCHEMES = ("http://", "https://")
 TIMEOUT_S = 10.0
@@ -123,7 +123,10 @@ def watched(places: Sequence[str], seconds: int) -> list[Source]:
         )
     [url] = places
     first = _fetch(url)
-    time.sleep(seconds)
+    with progress(waited := "seconds to the second scrape", seconds):
+        for _ in range(seconds):
+            time.sleep(1)
+            advance(waited)
     return [Source(f"{url} at first", first), Source(f"{url} {seconds} s later", _fetch(url))]
 
 

@@ -53,18 +53,22 @@ def test_progress_says_how_much_time_is_left(
     assert re.search(r"5/10 +0:00:50 so far, 0:00:50 left", " ".join(last.split()))
 
 
-@pytest.mark.parametrize(("total", "line"), [(10, "prompts: 5 of 10, 0:"), (None, "prompts, 0:")])
+@pytest.mark.parametrize(
+    ("total", "done", "line"),
+    [(10, 5, "prompts: 5 of 10, 0:"), (None, 5, "prompts: 5, 0:"), (None, 0, "prompts, 0:")],
+)
 def test_progress_off_a_terminal_is_a_line_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     total: int | None,
+    done: int,
     line: str,
 ) -> None:
     """Also of work that counts nothing, such as loading; none before the first interval ends."""
     monkeypatch.setattr(console, "LINE_S", 0.01)
     said = ""
     with console.lines_of_progress("collect"), console.progress("prompts", total) as tick:
-        tick(5)
+        tick(done)
         while f"collect, {line}" not in said:
             said += capsys.readouterr().err
     monkeypatch.setattr(console, "LINE_S", 3600.0)
@@ -80,8 +84,8 @@ def test_every_verb_writes_such_lines(
     """Also one whose work opens no bar."""
     verbs = typer.Typer()
 
-    @verb(verbs)
-    def slow() -> Answer:
+    @verb(verbs, "slow")
+    def slow_() -> Answer:
         """Wait for a line."""
         while not (said := capsys.readouterr().err):
             pass

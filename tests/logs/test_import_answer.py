@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from math import log, pi
@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specctl import console
 from specctl.engines.lengths import length_lines
 from specctl.errors import InputError, UsageError
 from specctl.logs import sources
@@ -704,8 +705,16 @@ def test_what_was_read_comes_first(tmp_path: Path) -> None:
         "vllm.log: vLLM, 3 draft tokens; 3 intervals, 12 rounds, 11-24 05:00:00 to 11-24 05:00:20"
     )
     assert lines[-1].startswith(
-        "Left out: 1 line that is cut off or split: its end is missing (first:"
+        "Left out 1 line: it is cut off or split: its end is missing (first:"
     )
+    twice = specctl("import", saved(tmp_path / "twice.log", [*vllm_log(), *vllm_log()])).out
+    assert "Left out 3 lines: each repeats one of the same process, time and figures" in twice
+
+
+def test_the_title_names_the_log_of_its_figures(tmp_path: Path) -> None:
+    logs = [saved(tmp_path / f"{k}.log", timed_vllm(k, LOADS)) for k in (4, 0)]
+    first, *_ = specctl("import", *logs).out.splitlines()
+    assert first.startswith(f"{logs[0]}: vLLM, 4 draft tokens; 8 intervals, ")
 
 
 def test_import_without_torch(tmp_path: Path) -> None:
@@ -767,11 +776,15 @@ def test_a_page_reads_like_its_file(text: str) -> None:
     assert found["models"] == imported(text)["models"]
 
 
-def test_a_page_watched() -> None:
+def test_a_page_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[tuple[str, int | None]] = []
+    silent = nullcontext(lambda _: None)
+    monkeypatch.setattr(console, "progress", lambda *bar: bars.append(bar) or silent)
     later = scrape("num_drafts 16", "num_draft_tokens 48", "num_accepted_tokens 18", "per_pos 0 10",
                    "per_pos 1 6", "per_pos 2 2")  # fmt: skip
     with page(scrape().encode(), later.encode()) as url:
         found = json.loads(specctl("import", url, "--watch", 1, "--json").out)
+    assert bars == [("seconds to the second scrape", 1), ("lines read", None)]
     assert found["models"]["m"]["num_rounds"] == 6
     outcome = specctl("import", "vllm.log", "--watch", 1)
     assert "--watch scrapes one address twice; give http://HOST:PORT/metrics alone" in outcome.err
