@@ -22,7 +22,10 @@ import specctl
 ROOT = Path(__file__).parents[1]
 MAX_BYTES = 20 << 20
 """Of either file; both are 16 MB, of which the embedded pair is 15."""
-NOT_SHIPPED = (".ci/",)
+NOT_SHIPPED = (
+    "pairs/",
+    ".ci/",
+)
 OF_THE_BUILD = {"PKG-INFO", ".gitignore"}
 """Written into every sdist by the build, or by hatchling for rebuilding."""
 

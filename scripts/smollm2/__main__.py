@@ -291,7 +291,7 @@ def own_loop(work: Workplace) -> list[dict[str, Any]]:
 
 def main() -> None:
     given = parse_arguments()
-    if not given.head.is_dir():
+    if not (given.head / "config.json").is_file():
         raise SystemExit(
             f"error: there is no head in {given.head}: train one with `python -m "
             "scripts.train_eagle3 --target GGUF --data DIR --out HEAD`, which takes hours, and "
