@@ -14,13 +14,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "plain values": 2138,
+    "plain values": 2166,
     "policy": 3758,
     "kernels": 4280,
     "stores": 1004,
     "artifacts": 2278,
     "registry": 2371,
-    "runtime": 7812,
+    "runtime": 7829,
     "collect": 4680,
     "logs": 5547,
     "replay": 9046,
@@ -28,8 +28,8 @@ BUDGETS = {
     "report": 1356,
     "engines": 4409,
     "watch": 1340,
-    "cli": 3862,
-    "tests": 44607,
+    "cli": 3863,
+    "tests": 44680,
     "benchmarks, scripts": 9619,
     "files of the package": 272,
 }

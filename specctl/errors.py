@@ -57,7 +57,7 @@ def reason_of(error: Exception) -> str:
         return f"text that is no JSON from line {error.lineno}, column {error.colno} on"
     if isinstance(error, UnicodeDecodeError):
         return f"byte 0x{error.object[error.start]:02x}, which is not UTF-8"
-    return str(error)
+    return error.line if isinstance(error, SpecctlError) else str(error)
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
@@ -77,8 +77,31 @@ def _cut(text: str, max_chars: int) -> str:
 # --------------------------------------------------------------------------- the tree
 
 
+FLAGS = ("allow_lossy", "allow_mismatch", "all_prompts", "by_category", "force", "in_order")
+_DECODING = ("target", "drafter", "policy", "device", "dtype", "decisions", "batch_size", "seed")
+_SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p")
+_REPLAY = ("cost_model", "baseline", "engine", "tpot_limit_ms", "max_positions")
+ARGUMENTS = (*FLAGS, *_DECODING, *_SAMPLING, *_REPLAY, "expect", "reason")
+"""Options that functions and records of docs/python-api.md take by the same name."""
+_OPTION = re.compile(r"specctl [a-z].*?(?=, |[;`]|$)|--([a-z][a-z-]*)")
+
+
+def _in_python(text: str) -> str:
+    """Options as arguments of Python: `--top-k` is `top_k`, `--allow-lossy` is `allow_lossy=True`.
+    Commands stay as they are, and so do options of verbs alone."""
+
+    def name(found: re.Match[str]) -> str:
+        word = (found[1] or "").replace("-", "_")
+        return f"{word}=True" if word in FLAGS else word if word in ARGUMENTS else found[0]
+
+    return _OPTION.sub(name, text)
+
+
 class SpecctlError(Exception):
     """Base of all errors: one printable line and an `exit_code`.
+
+    As text, in a traceback too, it names arguments as Python does; `line` and the fields name them
+    as the command line does.
 
     Args:
         message: a sentence that names the file, line, field or option.
@@ -89,13 +112,18 @@ class SpecctlError(Exception):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         self.message, self.hint = one_line(message), one_line(hint)
-        super().__init__(self._line())
+        super().__init__(self.line)
+
+    def __str__(self) -> str:
+        return _in_python(self.line)
 
     def __reduce__(self) -> Any:
         """Pickles the fields, which `Exception` would not."""
         return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
-    def _line(self) -> str:
+    @property
+    def line(self) -> str:
+        """Message and hint."""
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
@@ -139,12 +167,12 @@ class CodedError(SpecctlError):
         if self.artifact is None:
             self.artifact = one_line(artifact)
             self.message = one_line(self._sentence())
-            self.args = (self._line(),)
+            self.args = (self.line,)
 
     def add(self, fact: str) -> None:
         """Adds a fact before the hint."""
         self.hint = one_line(f"{fact}; {self.hint}" if self.hint else fact)
-        self.args = (self._line(),)
+        self.args = (self.line,)
 
     def _sentence(self) -> str:
         owner = "" if self.artifact is None else f" of {self.artifact}"

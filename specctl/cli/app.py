@@ -255,7 +255,7 @@ def _is_log(word: str) -> bool:
 
 def _refuse(error: SpecctlError) -> int:
     """Prints the error, with `--json` also as the answer where none is; returns its exit code."""
-    typer.echo(f"error: {error}", err=True)
+    typer.echo(f"error: {error.line}", err=True)
     if "--json" in sys.argv and not console.has_answered and not isinstance(error, OutputError):
         parts = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
         typer.echo(json.dumps({"error": parts}))

@@ -92,7 +92,8 @@ def open_to_fit(traces: list[str]) -> Any:
         except StoreError as error:
             console.warn(
                 f"no snapshot was stored, so the rows of this fit cannot be named once others are "
-                f"written; run `specctl traces snapshot {part.place.name}` as its owner ({error})"
+                f"written; run `specctl traces snapshot {part.place.name}` as its owner "
+                f"({error.line})"
             )
     return opened
 

@@ -82,7 +82,7 @@ def verify(name: str | Path) -> SetCheck:
             try:
                 check_segment(listing, segment)
             except TraceError as error:
-                damages.append(Damage(segment.key, str(error), segment.num_rows))
+                damages.append(Damage(segment.key, error.line, segment.num_rows))
             else:
                 whole.append(segment)
             advance("segments")
@@ -90,7 +90,7 @@ def verify(name: str | Path) -> SetCheck:
     try:
         check_keys(f"trace set {name}", traces.segment_files, traces.prompt_ids)
     except TraceError as error:
-        damages.append(Damage(ROUNDS, str(error), 0))
+        damages.append(Damage(ROUNDS, error.line, 0))
     is_whole_set = "@sha256:" not in str(name)
     snapshots = list_snapshots(listing.place) if is_whole_set else []
     orphans = set(listing.place.keys(NODES)) if is_whole_set else set()
@@ -99,7 +99,7 @@ def verify(name: str | Path) -> SetCheck:
         try:
             lost = [key for key in read_snapshot(listing.place, digest) if key not in present]
         except TraceError as error:
-            damages.append(Damage(f"snapshot {digest}", str(error), 0))
+            damages.append(Damage(f"snapshot {digest}", error.line, 0))
             continue
         reason = f"snapshot {digest[:19]}… names {{}}, which is gone; restore the file"
         damages += [Damage(key, reason.format(listing.place.at(key))) for key in lost]

@@ -411,7 +411,7 @@ def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> En
         written = engine.write(source.policy, serving)
     except (EngineError, ModelError, UsageError) as error:
         return EngineSettings(
-            engine.title, notes=(f"Nothing to set in {engine.title} yet: {error}.",)
+            engine.title, notes=(f"Nothing to set in {engine.title} yet: {error.line}.",)
         )
     places = {served: "TARGET"} | ({} if of is None else {of.model: "DRAFTER"})
     if source.reference is not None:

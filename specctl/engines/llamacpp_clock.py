@@ -135,7 +135,7 @@ def measure(
                                 advance("timings")
                 except EngineError as error:
                     failures.setdefault(setup, error)
-    reasons = dict.fromkeys(map(str, failures.values()))
+    reasons = dict.fromkeys(one.line for one in failures.values())
     if not waves and len(reasons) == 1:
         raise failures.popitem()[1]
     for failure in reasons:

@@ -438,7 +438,7 @@ class StepRecorder(Recorder[Step | ReadStep]):
 
     def _failed(self, error: BaseException) -> None:
         self.end(
-            str(error) if isinstance(error, SpecctlError) else f"{type(error).__name__}: {error}"
+            error.line if isinstance(error, SpecctlError) else f"{type(error).__name__}: {error}"
         )
 
     def _run(self) -> None:

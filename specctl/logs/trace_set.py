@@ -150,7 +150,7 @@ def read_listing(
         except TraceCorruptError as error:
             if not skip_damaged:
                 raise
-            damages.append(Damage(key, str(error), num_rows))
+            damages.append(Damage(key, error.line, num_rows))
 
     for key in keys:
         with judging(key):

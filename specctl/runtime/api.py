@@ -9,10 +9,10 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.errors import PromptTooLongError, UsageError
 from specctl.policy import Policy
@@ -87,6 +87,11 @@ class Decoder:
         graphs: GraphSettings | Literal["auto"] | None = "auto",
         allow_mismatch: bool = False,
     ) -> None:
+        if not isinstance(policy, Policy):
+            raise UsageError(
+                f"policy is of type {type(policy).__name__}, and no Policy",
+                hint="give Policy(shape=...), or words to Decoder.from_pretrained",
+            )
         if batch_size < 1:
             raise UsageError(f"batch_size must be at least 1, not {batch_size}")
         device = pair.target.model.device
@@ -141,7 +146,7 @@ class Decoder:
 
     def generate(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int | None = None,
         max_tokens: int | None = None,
@@ -153,15 +158,14 @@ class Decoder:
         """Decodes prompts, in order.
 
         Args:
-            prompts: one string, or a list of strings (raw text) and message lists (chat).
+            prompts: one string (raw text) or list of messages (chat), or a list of these.
             max_new_tokens, max_tokens: tokens per prompt at most, under transformers' name and
                 under OpenAI's and vLLM's; 128 by default.
             temperature: 0 is greedy. top_k: 0, or vLLM's -1, keeps all tokens. top_p: nucleus mass.
             seed: prompt i draws from the stream of (seed, i), independent of its batch.
         """
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         sampling = Sampling(temperature, 0 if top_k == -1 else top_k, top_p, seed)
-        requests = self._requests(prompts, _length(max_new_tokens, max_tokens), sampling)
+        requests = self._requests(_each(prompts), _length(max_new_tokens, max_tokens), sampling)
         finished = {done.request.request_id: done for done in self.loop(requests).run(requests)}
         generations = []
         for done in (finished[request.request_id] for request in requests):
@@ -302,6 +306,14 @@ class Decoder:
             )
             for index, prompt in enumerate(prompts)
         ]
+
+
+def _each(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts, of which one may stand alone."""
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
+        return [prompts]
+    parts: list[Any] = list(prompts)
+    return [parts] if parts and all(isinstance(one, Mapping) for one in parts) else parts
 
 
 def _length(max_new_tokens: int | None, max_tokens: int | None) -> int:

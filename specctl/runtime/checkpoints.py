@@ -116,7 +116,7 @@ def kind_of(place: Path) -> Kind:
         raise ModelConfigError(
             f"{place} has a config.json as EAGLE-1 heads and models of one layer have it, and no "
             "weights that would tell",
-            hint="download its weights too, or give its kind with --method",
+            hint="download its weights too; specctl export takes its kind by --method",
         )
     layers = {one[1] for one in map(_LAYER.search, names) if one}
     if 0 < len(layers) < (stated_layers := raw.get("num_hidden_layers") or 0):

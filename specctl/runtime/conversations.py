@@ -27,6 +27,11 @@ def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
     """
     if isinstance(prompt, str):
         ids = tokenizer(prompt)["input_ids"]
+    elif not isinstance(prompt, Sequence) or not all(isinstance(one, Mapping) for one in prompt):
+        raise PromptError(
+            f"a prompt of type {type(prompt).__name__} is no text and no list of messages",
+            hint='give messages as [{"role": "user", "content": TEXT}]',
+        )
     elif tokenizer.chat_template is None:
         raise PromptError(
             "the tokenizer has no chat template for messages; give the prompt as plain text"

@@ -89,7 +89,7 @@ def runnable(
     if shape.max_depth == 0:
         return replace(found, drafter=None)
     if drafter is None:
-        raise UsageError("the policy drafts, and there is no drafter; give --drafter")
+        raise UsageError("the policy drafts, and there is no drafter", hint="give --drafter")
     if drafter.device != device:
         raise UsageError(
             f"the drafter is on {drafter.device}, the target on {device}; move one of them"

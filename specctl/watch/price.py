@@ -93,7 +93,7 @@ def price(
     try:
         dense = read_prompts(traces, policy)
     except TraceMismatchError as error:  # a drift verdict needs no price
-        return Price(num_prompts=0, why_not=f"No price: {error}.")
+        return Price(num_prompts=0, why_not=f"No price: {error.line}.")
     index = dict.fromkeys(reference.ids, -1) | {name: at for at, name in enumerate(stream.ids)}
     began = str(stream.finished[start])
     recent = [
@@ -135,7 +135,7 @@ def _in_time(
     try:
         tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost_model)
     except ClockError as error:
-        return {"why_not": f"No price in time: {error}."}
+        return {"why_not": f"No price in time: {error.line}."}
     decisions = decision_facts(tuning.clock, {policy.name: (policy, words)})
     if decisions["without_decision_cost"]:
         how = to_time({**decisions, "target": traces.fingerprint.target})

@@ -212,7 +212,7 @@ def test_a_pair_without_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None
 
 
 EXCLUDED: list[tuple[dict[str, Any], str]] = [
-    ({"dense": True, "policy": "eagle2"}, "--policy does not go with --dense"),
+    ({"dense": True, "policy": "eagle2"}, "policy does not go with --dense"),
     ({"gpus_per_worker": 1.0}, "--gpus-per-worker needs --workers or --ray"),
     ({"responses": "r.jsonl"}, "--responses needs --dense"),
     ({"depth": 3}, "--depth needs --dense"),

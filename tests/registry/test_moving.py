@@ -167,7 +167,7 @@ def test_a_rollback_with_expect_is_done_once(store: MemoryStore) -> None:
 
 def test_a_rollback_needs_a_reason_and_an_older_version(store: MemoryStore) -> None:
     writer = writer_on(store)
-    with pytest.raises(UsageError, match="--reason"):
+    with pytest.raises(UsageError, match="reason is empty"):
         rollback(writer, NAME, "prod", reason=" ")
     for alias in ("prod", "unknown"):
         assert code_of(rollback, writer, NAME, alias, reason=WHY) == "E_NO_PREVIOUS"

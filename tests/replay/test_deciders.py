@@ -104,7 +104,7 @@ def test_what_decides_nothing_is_refused() -> None:
     pair: Any = SimpleNamespace(fingerprint=None, drafter=object())
     assert deciding_policies((), pair) == []
     assert len(deciding_policies(("svip", "confidence:threshold=0.5"), pair)) == 1, "one rule"
-    with pytest.raises(UsageError, match="--policy eagle2 decides nothing"):
+    with pytest.raises(UsageError, match="policy eagle2 decides nothing"):
         deciding_policies(("eagle2",), pair)
     pair.drafter = None
     with pytest.raises(UsageError, match="this is a target alone"):

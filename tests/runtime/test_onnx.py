@@ -216,7 +216,7 @@ def test_devices_that_onnxruntime_cannot_use_are_refused() -> None:
     with pytest.raises(UsageError, match="device meta"):
         TwinSession(b"", SCORER, torch.device("meta"))
     model = twin_bytes(Policy(shape=NETWORK))
-    with pytest.raises(UsageError, match=r"not run wholly on CUDA.*--decisions torch"):
+    with pytest.raises(UsageError, match=r"not run wholly on CUDA.*decisions torch"):
         twins._open(model, torch.device("cuda"), STREAM)
 
 

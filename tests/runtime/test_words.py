@@ -75,7 +75,7 @@ def test_words_and_settings(spec: str, policy: Policy) -> None:
     named = resolve_policy(spec, allow_lossy=True)
     assert (named.policy, named.label) == (policy, spec)
     if not policy.lossless:
-        with pytest.raises(LossyPolicyError, match="--allow-lossy"):
+        with pytest.raises(LossyPolicyError, match="pass allow_lossy=True"):
             resolve_policy(spec)
 
 

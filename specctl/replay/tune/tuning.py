@@ -411,7 +411,7 @@ def attempts(fits: Mapping[str, Callable[[Path], Artifact]], out: Path) -> Itera
         except OutputError:
             raise
         except SpecctlError as error:
-            refusal = " ".join(str(error).split())
+            refusal = error.line
         yield FitOutcome(fit=name, artifact_digest=digest, refusal=refusal)
 
 
