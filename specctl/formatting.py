@@ -28,6 +28,11 @@ def count(value: int, noun: str) -> str:
     return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
 
 
+def part(some: int, whole: int, noun: str) -> str:
+    """`240 prompts`, or `25 of 240 prompts`."""
+    return f"{some:,} of " * (some < whole) + count(whole, noun)
+
+
 def listed(names: Iterable[str]) -> str:
     """`a, b and c`."""
     *most, last = names

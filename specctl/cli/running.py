@@ -14,7 +14,7 @@ from specctl.cli.options import check_drafter, refuse_together
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError
-from specctl.formatting import Table, count, pair_title, sampling
+from specctl.formatting import Table, count, pair_title, part, sampling
 from specctl.progress import progress
 from specctl.records import PositiveInt, option
 from specctl.runtime.config import Decisions, DecodingConfig
@@ -128,7 +128,8 @@ def run(
     ]
     if out is not None:
         write_results(out, comparison, pair, settings, size, decisions)
-    title = run_title(pair, len(loaded), settings)
+    num_prompts = part(comparison.num_prompts, comparison.num_given, "prompt")
+    title = run_title(pair, num_prompts, settings)
     return answer_of(comparison, title, [one.render() for one in sampled])
 
 
@@ -150,6 +151,11 @@ def answer_of(comparison: Comparison, title: str, sampled: Sequence[Any]) -> Ans
     if len(results) == 1:
         return Answer(rows, [texts_of(results[0].conversations), table, *sampled], end)
     lines = [equality_line(rows)]
+    if comparison.is_interrupted:
+        lines.append(
+            f"Interrupted: a random part, {count(comparison.num_prompts, 'prompt')}, as prompts "
+            "are decoded in shuffled order."
+        )
     if waiting is not None and waiting >= LEAST_WAITING:
         lines.append(f"Other work runs here: decoding waited {waiting:.0%} of the time.")
     return Answer(rows, [verdict(results), table, *lines], end)
@@ -219,7 +225,7 @@ def equality_line(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
+def run_title(pair: Pair, num_prompts: str, settings: DecodeSettings) -> str:
     """The caption of a table of figures: pair, machine, prompts, settings."""
     import torch
 
@@ -230,6 +236,6 @@ def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
     return (
         f"{pair_title(pair.target.name, pair.drafter_name)}\n"
         f"{hardware_name(*model.devices)}{threads}, {str(model.dtype).removeprefix('torch.')}; "
-        f"{count(num_prompts, 'prompt')}, {settings.max_new_tokens} new tokens, "
+        f"{num_prompts}, {settings.max_new_tokens} new tokens, "
         f"{sampling(vars(settings.sampling))}"
     )

@@ -55,6 +55,7 @@ class RunFacts(ResultRecord):
 
     pair: PairFingerprint
     num_prompts: int
+    num_prompts_given: int
     device: str
     dtype: str
     num_threads: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from specctl.formatting import Table, count, listed, number
+from specctl.formatting import Table, count, listed, number, part
 from specctl.replay.ladder.result import LadderResult, ladder_notes, ladder_table, ladder_verdict
 from specctl.replay.results import ReplayScores, replay_result
 from specctl.report.charts import Chart, Series
@@ -62,8 +62,9 @@ def runs_section(run: RunScores) -> Section:
         reading += f" The texts of {listed(differ)} differ from plain decoding's."
     elif same:
         reading += " All texts equal plain decoding's, token for token."
-    part = facts.waiting_frac
-    waiting = "" if part is None else f"; {part:.0%} of the time was waiting for a processor"
+    waited = facts.waiting_frac
+    waiting = "" if waited is None else f"; {waited:.0%} of the time was waiting for a processor"
+    decoded = part(facts.num_prompts, facts.num_prompts_given, "prompt")
     over = "× plain" if run.has_plain else f"× {run.policies[0].policy}"
     columns = ("policy", "calls", "verified", "τ", "tokens/s", over)
     rows = [
@@ -80,10 +81,10 @@ def runs_section(run: RunScores) -> Section:
     return Section(
         "runs",
         reading=reading,
-        basis=f"n = {count(facts.num_prompts, 'prompt')}, at most {facts.max_new_tokens} new "
-        f"tokens a turn; {facts.device}, {facts.dtype}, {count(facts.num_threads, 'thread')}, "
-        f"batch size {facts.batch_size}; Σ tokens / Σ time, policies in turns, prompt by prompt; "
-        f"intervals over turns{waiting}.",
+        basis=f"n = {decoded}, at most {facts.max_new_tokens} new tokens a turn; {facts.device}, "
+        f"{facts.dtype}, {count(facts.num_threads, 'thread')}, "
+        f"batch size {facts.batch_size}; Σ tokens / Σ time, policies in turns, prompt by prompt, "
+        f"in shuffled order; intervals over turns{waiting}.",
         tables=[Table("Measured", columns, rows)],
         data=run,
     )

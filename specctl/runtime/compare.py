@@ -2,7 +2,8 @@
 
 A machine that warms up or runs other work favours the policy that runs at the right moment. So the
 policies take turns, prompt by prompt, in an order shuffled with the run's seed, and two policies
-are compared by the paired times of each prompt.
+are compared by the paired times of each prompt. The prompts are shuffled too: files are often
+sorted by category, and what an interrupted run has finished must be a sample.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
+from itertools import count
 from operator import or_
 from pathlib import Path
 from random import Random
@@ -39,7 +41,7 @@ from specctl.runtime.conversations import (
 from specctl.runtime.decode import SharedMemory
 from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
-from specctl.runtime.requests import Metrics, Observer, pooled
+from specctl.runtime.requests import PHASES, Metrics, Observer, pooled
 from specctl.runtime.words import NamedPolicy
 from specctl.stats import (
     MIN_PROMPTS,
@@ -113,13 +115,14 @@ class RunResult:
     """One policy's run."""
 
     named: NamedPolicy
-    conversations: list[Conversation]  # in prompt order
+    conversations: list[Conversation]  # in the order of the given prompts
     metrics: Metrics
     turns: Floats  # `[T, 2]` tokens and seconds of each turn: of a prompt, or of a batch of prompts
     paired: Paired | None = None  # with plain decoding, or else the first; None for itself
     divergences: list[Divergence] | None = None
     """From plain decoding; None if it did not run, or if drafts were drawn."""
     graphs: GraphCounters = field(default_factory=GraphCounters)  # warm-up included
+    taken: Sequence[Turn] = ()  # in the order of decoding
 
     def summary(self) -> dict[str, Any]:
         same = None if self.divergences is None else not self.divergences
@@ -133,6 +136,7 @@ class RunResult:
             "num_cut": sum(conversation.is_cut for conversation in self.conversations),
             "artifact_digest": self.named.artifact_digest,
             "graphs": asdict(self.graphs),
+            "turns": [turn.to_json(number) for number, turn in enumerate(self.taken)],
         }
 
 
@@ -141,10 +145,19 @@ class Comparison:
     """Runs on the prompts that all policies finished, in the order of the policies."""
 
     results: list[RunResult]
-    is_interrupted: bool
+    num_given: int  # prompts
     waiting_frac: float | None
     """Fraction of the time that the decoding thread waited for a processor; None where the system
     does not count it."""
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts that all policies finished; after Ctrl-C a random part of the given ones."""
+        return len(self.results[0].conversations)
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self.num_prompts < self.num_given
 
 
 def compare_policies(
@@ -160,9 +173,10 @@ def compare_policies(
 ) -> Comparison:
     """Decodes the prompts under every policy, in turns, after an unobserved warm-up.
 
-    A turn is a prompt, or `BATCHES_A_TURN` batches if `batch_size` exceeds 1. A single policy takes
-    all prompts in one turn. After Ctrl-C the comparison covers the turns that all policies
-    finished; before the first of them the interrupt is raised.
+    A turn is a prompt, or `BATCHES_A_TURN` batches if `batch_size` exceeds 1; prompts come in
+    shuffled order. A single policy takes all prompts in one turn, in their order. After Ctrl-C the
+    comparison covers the turns that all policies finished; before the first of them the interrupt
+    is raised.
 
     Args:
         decisions, observer: see `Decoder`.
@@ -186,23 +200,24 @@ def compare_policies(
     size = 1 if batch_size == 1 else BATCHES_A_TURN * batch_size
     size = len(prompts) if len(policies) == 1 else size
     order = Random(settings.sampling.seed)
-    finished: list[list[Turn]] = []
+    queue = order.sample(prompts, len(prompts)) if len(policies) > 1 else prompts
+    finished, places = list[list[Turn]](), count()
     began, waited = time.perf_counter(), waited_us()
     try:
         for start in range(0, len(prompts), size):
-            part, taken = prompts[start : start + size], {}
+            part, taken = queue[start : start + size], {}
             for index in order.sample(range(len(decoders)), len(decoders)):
-                taken[index] = take_turn(decoders[index], part, settings, on_prompt)
+                taken[index] = take_turn(decoders[index], part, settings, next(places), on_prompt)
             finished.append([taken[index] for index in range(len(decoders))])
     except KeyboardInterrupt:
         if not finished:
             raise
     wall_us = 1e6 * (time.perf_counter() - began)
+    rank = {prompt.prompt_id: number for number, prompt in enumerate(prompts)}
     runs = [
-        result_of(named, [turns[index] for turns in finished], decoders[index])
+        result_of(named, [turns[index] for turns in finished], decoders[index], rank)
         for index, named in enumerate(policies)
     ]
-    is_interrupted = sum(len(turns[0].conversations) for turns in finished) < len(prompts)
     waiting = None if waited is None else min(1.0, ((waited_us() or 0.0) - waited) / wall_us)
     for run in runs:
         if failed := run.metrics.fallback_calls:
@@ -210,21 +225,40 @@ def compare_policies(
                 "%s failed in %s of %s calls, which a static plan decided; the text is the same",
                 *(run.named.label, failed, run.metrics.calls),
             )
-    return Comparison(checked_against_plain(runs, pair), is_interrupted, waiting)
+    return Comparison(checked_against_plain(runs, pair), len(prompts), waiting)
 
 
 @dataclass(frozen=True)
 class Turn:
     """Some prompts under one policy."""
 
-    conversations: list[Conversation]  # in the order of the prompts
+    conversations: list[Conversation]
     seconds: float
+    place: int  # among the turns of all policies, in the order of decoding
+
+    @property
+    def metrics(self) -> Metrics:
+        return pooled(done.metrics for talk in self.conversations for done in talk.completions)
+
+    def to_json(self, number: int) -> dict[str, Any]:
+        """The turn as a row; its number is that of the same prompts under other policies."""
+        sums = self.metrics
+        names = ("num_tokens", "calls", "verified_tokens", "num_accepted")
+        phases = ("prefill_us", *(f"{phase}_us" for phase in PHASES))
+        return {
+            "turn": number,
+            "place": self.place,
+            "prompt_ids": [talk.prompt.prompt_id for talk in self.conversations],
+            "time_us": 1e6 * self.seconds,
+            **{name: getattr(sums, name) for name in (*names, *phases)},
+        }
 
 
 def take_turn(
     decoder: Decoder,
     prompts: Sequence[ConversationPrompt],
     settings: DecodeSettings,
+    place: int,
     on_prompt: Callable[[str], None] | None,
 ) -> Turn:
     finished, began = {}, time.perf_counter()
@@ -234,20 +268,17 @@ def take_turn(
         if on_prompt is not None:
             on_prompt(conversation.prompt.prompt_id)
     spent = time.perf_counter() - began
-    return Turn([finished[prompt.prompt_id] for prompt in prompts], spent)
+    return Turn([finished[prompt.prompt_id] for prompt in prompts], spent, place)
 
 
-def result_of(named: NamedPolicy, turns: Sequence[Turn], decoder: Decoder) -> RunResult:
+def result_of(
+    named: NamedPolicy, turns: Sequence[Turn], decoder: Decoder, rank: Mapping[str, int]
+) -> RunResult:
     talks = [talk for turn in turns for talk in turn.conversations]
-    metrics = pooled(done.metrics for talk in talks for done in talk.completions)
-    sums = [
-        (sum(len(done.token_ids) for talk in turn.conversations for done in talk.completions),
-         turn.seconds)
-        for turn in turns
-    ]  # fmt: skip
-    return RunResult(
-        named, talks, metrics, np.array(sums, np.float64), graphs=decoder.graph_counters
-    )
+    talks.sort(key=lambda talk: rank[talk.prompt.prompt_id])
+    metrics = pooled(turn.metrics for turn in turns)
+    sums = np.array([(turn.metrics.num_tokens, turn.seconds) for turn in turns], np.float64)
+    return RunResult(named, talks, metrics, sums, graphs=decoder.graph_counters, taken=turns)
 
 
 def verdict(results: Sequence[RunResult]) -> str:
@@ -345,10 +376,10 @@ def write_results(
 ) -> None:
     """Writes `results.json` (one object a policy), `run.json` and `<policy>.jsonl`."""
     results = comparison.results
-    num_prompts = max((len(result.conversations) for result in results), default=0)
     facts = {
         "pair": pair.fingerprint.model_dump(),
-        "num_prompts": num_prompts,
+        "num_prompts": comparison.num_prompts,
+        "num_prompts_given": comparison.num_given,
         "dtype": str(pair.target.model.dtype).removeprefix("torch."),
         "device": hardware_name(*pair.target.model.devices),
         "num_cpus": os.cpu_count(),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from specctl.runtime.compare import (
     paired,
     top2_gap,
     verdict,
+    write_results,
 )
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.load import Pair, load_pair
@@ -187,7 +190,8 @@ def test_the_same_policy_twice_is_not_told_apart(num_turns: int) -> None:
 def test_policies_take_turns_in_an_order_that_is_shuffled(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every prompt under every policy before the next one, from the run's seed."""
+    """Every prompt under every policy before the next one; the prompts, too, come in an order from
+    the run's seed, which `turns` keeps, while the texts stay in the order of the file."""
     taken: list[tuple[str, str]] = []
     original = compare.take_turn
 
@@ -197,17 +201,51 @@ def test_policies_take_turns_in_an_order_that_is_shuffled(
 
     monkeypatch.setattr(compare, "take_turn", noted)
     prompts, orders = load_prompts("embedded")[::60], []
+    ids = [one.prompt_id for one in prompts]
     for seed in (0, 0, 1):
         taken.clear()
         settings = DecodeSettings(2, Sampling(seed=seed))
         found = compare_policies(pair, resolve_policies(SPECS), prompts, settings)
-        assert [name for name, _ in taken[::3]] == [one.prompt_id for one in prompts]
+        assert sorted(name for name, _ in taken[::3]) == sorted(ids)
         assert all(len({name for name, _ in taken[i : i + 3]}) == 1 for i in range(0, 12, 3))
-        orders.append([policy for _, policy in taken])
+        orders.append(taken.copy())
+        rows = [(row, run.named.label) for run in found.results for row in run.summary()["turns"]]
+        places = {row["place"]: (row["prompt_ids"][0], name) for row, name in rows}
+        assert [
+            (name, resolve_policies(policy)[0].policy.name)
+            for name, policy in (places[place] for place in range(len(taken)))
+        ] == taken
+        for run in found.results:
+            assert [talk.prompt.prompt_id for talk in run.conversations] == ids
         assert [len(run.turns) for run in found.results] == [len(prompts)] * 3
         assert all(not run.divergences for run in found.results)
     assert orders[0] == orders[1] != orders[2]
-    assert len({tuple(orders[0][i : i + 3]) for i in range(0, 12, 3)}) > 1
+    policies = [policy for _, policy in orders[0]]
+    assert len({tuple(policies[i : i + 3]) for i in range(0, 12, 3)}) > 1
+    assert ids not in ([name for name, _ in orders[0][::3]], [name for name, _ in orders[2][::3]])
+
+
+def test_the_turns_that_are_kept_give_the_figures_again(pair: Pair) -> None:
+    """Ratio, interval and p-value, of turns joined by their number."""
+    prompts = load_prompts("embedded", limit=9)
+    settings = DecodeSettings(4)
+    for batch_size, num_turns in ((1, 9), (2, 2)):
+        found = compare_policies(
+            pair, resolve_policies("ar,chain"), prompts, settings, batch_size=batch_size
+        )
+        rows = [run.summary() for run in found.results]
+        plain, ours = (
+            np.array([(turn["num_tokens"], turn["time_us"] / 1e6) for turn in row["turns"]])
+            for row in rows
+        )
+        assert [turn["turn"] for turn in rows[1]["turns"]] == list(range(num_turns))
+        again = json.dumps(paired(ours, plain).to_json())
+        assert again == pytest.approx(json.dumps(rows[1]["paired"]))
+        for name in ("num_tokens", "calls", "verified_tokens", "num_accepted", "verify_us"):
+            total = sum(turn[name] for turn in rows[1]["turns"])
+            assert total == pytest.approx(rows[1][name])
+        same = [turn["prompt_ids"] for turn in rows[0]["turns"]]
+        assert same == [turn["prompt_ids"] for turn in rows[1]["turns"]]
 
 
 def test_waiting_for_a_processor_is_said(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,8 +257,8 @@ def test_waiting_for_a_processor_is_said(pair: Pair, monkeypatch: pytest.MonkeyP
     assert any("decoding waited 100% of the time" in str(line) for line in shown)
 
 
-def test_an_interrupted_comparison_keeps_the_turns_of_all(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_comparison_is_of_a_random_part_and_says_so(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     original, num_turns = compare.take_turn, 0
 
@@ -233,9 +271,17 @@ def test_an_interrupted_comparison_keeps_the_turns_of_all(
 
     monkeypatch.setattr(compare, "take_turn", interrupted)
     policies = resolve_policies("ar,chain")
-    found = compare_policies(pair, policies, load_prompts("embedded", limit=4), DecodeSettings(4))
+    prompts, settings = load_prompts("embedded", limit=40), DecodeSettings(4)
+    found = compare_policies(pair, policies, prompts, settings)
     assert found.is_interrupted
     assert [len(run.conversations) for run in found.results] == [2, 2]
+    decoded = {talk.prompt.prompt_id for talk in found.results[0].conversations}
+    assert decoded != {prompt.prompt_id for prompt in prompts[:2]}, "the first of a sorted file"
+    shown = "\n".join(map(str, answer_of(found, "", []).parts))
+    assert "a random part, 2 prompts" in shown
+    write_results(tmp_path, found, pair, settings, 1)
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert (facts["num_prompts"], facts["num_prompts_given"]) == (2, 40)
 
 
 def test_drawn_drafts_have_a_text_of_their_own(pair: Pair) -> None:
