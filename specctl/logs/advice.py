@@ -161,10 +161,14 @@ def _is_below(advice: Advice) -> bool:
 
 def _movement_words(figures: dict[str, Any]) -> list[str]:
     """Acceptance over time, and of processes that followed each other."""
-    over, lines = figures.get("over_time"), []
+    over, lines, is_timed = figures.get("over_time"), [], figures.get("order") == "time"
+    unless = "" if is_timed else ", if the lines stand in its order"
     if over is not None:
         first, second, chance = (over[name] for name in ("first_half", "second_half", "chance"))
-        line = f"Over time: τ {first:.2f} in the first half of the log, {second:.2f} in the second"
+        line = (
+            f"Over time{unless}: τ {first:.2f} in the first half of the log, {second:.2f} in the "
+        )
+        line += "second"
         if chance is None:
             line += ": too few lines to tell from chance."
         elif chance >= _CHANCE:
@@ -181,10 +185,11 @@ def _movement_words(figures: dict[str, Any]) -> list[str]:
         after = sum(one["follows"] for one in processes)
         how = "side by side"
         if after:
-            how = f"{after} of them after another had ended, as after a restart"
+            how = f"{after} of them after another had ended, as after a restart{unless}"
+        ends = ("from", "to") if is_timed else ("first_line", "last_line")
         shown = "; ".join(
-            f"{one['process'] or 'no name'}: τ {one['mean_acceptance_length']:.2f}, lines "
-            f"{one['first_line']} to {one['last_line']}"
+            f"{one['process'] or 'no name'}: τ {one['mean_acceptance_length']:.2f}, "
+            f"{'' if is_timed else 'lines '}{one[ends[0]]} to {one[ends[1]]}"
             for one in processes[:4]
         )
         more = f"; and {len(processes) - 4} more" if len(processes) > 4 else ""

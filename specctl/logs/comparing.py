@@ -6,9 +6,9 @@ agree in all of these. A log without start lines is taken as of the only server 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,13 @@ import numpy as np
 from specctl.errors import InputError
 from specctl.formatting import listed
 from specctl.logs.advice import change_words
+from specctl.logs.moments import moments
 from specctl.logs.server_log import Interval, ServerLog
 from specctl.logs.sources import Spot
 from specctl.stats import MIN_PROMPTS, QUANTILE
 
 _OF_SERVER = ("model", "version")
 _OF_DRAFTS = (*_OF_SERVER, "method", "method argument", "drafter", "drafter argument")
-_DATE, _DAY = re.compile(r"\d{4}-\d\d-\d\d[T ]"), re.compile(r"\d\d-\d\d ")
-_HALF_A_YEAR = 6  # months
 _PLAIN = Interval(Spot("", 0), "", "", num_draft_tokens=0)
 
 
@@ -109,7 +108,10 @@ def compared(
     }
     if len(models) != 2 or len(lengths) > 1 or not all(lengths):
         return []
-    earlier, later = _by_time({name: str(own["from"] or "") for name, own in models.items()})
+    known = moments(str(own["from"] or "") for own in models.values()) or (0, 0)
+    earlier, later = (
+        name for _, name in sorted(zip(known, models, strict=True), key=itemgetter(0))
+    )
     before, after = (
         models[name].get("mean_acceptance_length") or models[name]["mean_of_interval_means"]
         for name in (earlier, later)
@@ -119,20 +121,6 @@ def compared(
         f"{later} against {earlier}: τ {after:.2f} against {before:.2f}, {change_words(moved)}. "
         + _speed_words(lines[earlier], lines[later])
     ]
-
-
-def _by_time(starts: Mapping[str, str]) -> list[str]:
-    """Two names, the earlier first, as given where their times do not tell.
-
-    vLLM's times have no year: of 12-31 and 01-01, the first is the earlier.
-    """
-    names, times = list(starts), list(starts.values())
-    if all(_DAY.match(time) for time in times):
-        months = [int(time[:2]) for time in times]
-        is_swapped = (times[1] < times[0]) != (abs(months[0] - months[1]) > _HALF_A_YEAR)
-    else:
-        is_swapped = all(_DATE.match(time) for time in times) and times[1] < times[0]
-    return names[::-1] if is_swapped else names
 
 
 def _change(before: list[float] | None, after: list[float] | None) -> list[float] | None:

@@ -13,6 +13,7 @@ from specctl.logs.comparing import compared, refuse_repeats, servers
 from specctl.logs.foreign import foreign
 from specctl.logs.llamacpp_log import LlamacppLog, answers
 from specctl.logs.metric_figures import figures_by_model
+from specctl.logs.moments import oldest_first
 from specctl.logs.own_clock import held_against, own_advices
 from specctl.logs.pooling import grouped, pooled
 from specctl.logs.request_speeds import request_speeds
@@ -31,7 +32,7 @@ def read(source: Source) -> list[ServerLog] | list[Scrape]:
         InputError: none is there; the sentence says what it is.
     """
     readers = [made(source.name) for made in (VllmLog, SglangLog, LlamacppLog)]
-    for line in engine_lines(source):
+    for line in oldest_first(engine_lines(source)):
         for reader in readers:
             reader.take(line)
     logs = [reader.close() for reader in readers]

@@ -16,6 +16,7 @@ from specctl.logs.acceptance_figures import (
     mean_figures,
 )
 from specctl.logs.llamacpp_log import NO_POSITIONS
+from specctl.logs.moments import in_order, moments
 from specctl.logs.positions import MAX_CONTEXTS, context_parts
 from specctl.logs.server_log import Interval, ServerLog
 from specctl.logs.sglang_log import chain_lengths, stated_length
@@ -29,8 +30,9 @@ _MIN_ORDERED = 10
 
 
 def grouped(log: ServerLog) -> dict[str, list[Interval]]:
-    """Intervals that may be pooled, by name: of one draft length, and of one process where settings
-    changed within the log, or no draft length fits the means and rates of all."""
+    """Intervals that may be pooled, by name, each in order of time: of one draft length, and of one
+    process where settings changed within the log, or no draft length fits the means and rates of
+    all."""
     has_positions = any(one.at_least for one in log.intervals)
     # Means and rates alone tell the length of these.
     rated = [one for one in log.intervals if one.rate and not (one.num_draft_tokens or one.drafts)]
@@ -46,7 +48,7 @@ def grouped(log: ServerLog) -> dict[str, list[Interval]]:
             drafts = f"{one.num_draft_tokens} draft tokens"
         name = f"{drafts}, {one.process}" if apart and one.process else drafts
         groups.setdefault(name, []).append(one)
-    return groups
+    return {name: in_order(own) for name, own in groups.items()}
 
 
 def pooled(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any]:
@@ -58,6 +60,7 @@ def pooled(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any]:
         "mean_interval": _mean(intervals)[1],
         "from": intervals[0].time or None,
         "to": intervals[-1].time or None,
+        "order": "lines" if moments(one.time for one in intervals) is None else "time",
         "processes": _processes(intervals),
         "over_time": over_time(intervals),
         "by_context": by_context(log, intervals),
@@ -102,11 +105,15 @@ def by_context(log: ServerLog, intervals: Sequence[Interval]) -> list[dict[str, 
 
 
 def _processes(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
-    """Intervals and spans of each process, and whether it began when another had ended."""
+    """Intervals and spans of each process, and whether it began when another had ended: by time,
+    or by line where times are not known."""
     named: dict[str, list[Interval]] = {}
-    for one in intervals:
+    spans: dict[str, list[float]] = {}
+    known = moments(one.time for one in intervals) or [one.spot.number for one in intervals]
+    for one, moment in zip(intervals, known, strict=True):
         named.setdefault(one.process, []).append(one)
-    before = [None, *(own[-1] for own in named.values())]
+        spans.setdefault(one.process, []).append(moment)
+    first_end = min(span[-1] for span in spans.values())
     return [
         {
             "process": name,
@@ -114,11 +121,11 @@ def _processes(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
             "mean_acceptance_length": _mean(own)[0],
             "first_line": own[0].spot.number,
             "last_line": own[-1].spot.number,
-            "follows": last is not None
-            and last.spot.number < own[0].spot.number
-            and (not last.time or last.time != own[0].time),
+            "from": own[0].time or None,
+            "to": own[-1].time or None,
+            "follows": first_end < spans[name][0],
         }
-        for (name, own), last in zip(named.items(), before, strict=False)
+        for name, own in named.items()
     ]
 
 

@@ -19,7 +19,9 @@ logo with the version or `vLLM server version`, and
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+from specctl.logs.moments import moments
 from specctl.logs.server_log import (
     BEFORE_0_9,
     CONTRADICTS,
@@ -51,6 +53,8 @@ _CONTEXT = re.compile(r"max_seq_len=(\d{1,9})")
 _MODEL = re.compile(r"config: model='([^']*)'")
 _CORE = re.compile(r"EngineCore\w* pid=\d+")
 """The process that starts an engine; another prints its lines."""
+_MOST_APART = 2.0
+"""Seconds between the lines of an interval, which are printed together."""
 _REPEATED = re.compile(r"\[repeated (\d+)x across cluster\]")
 
 
@@ -59,13 +63,14 @@ class VllmLog:
 
     def __init__(self, name: str) -> None:
         self.log = ServerLog("vllm", name)
-        # Of the line of throughput before: running requests and tokens/s, and `Engine 000:`.
-        self._before: dict[str, tuple[tuple[int, float] | None, str]] = {}
+        # Of the line of throughput before: running requests and tokens/s, `Engine 000:`, and time.
+        self._before: dict[str, tuple[tuple[int, float] | None, str, str]] = {}
 
     def take(self, line: Line) -> None:
         mark = line.mark
-        load, engine = self._before.get(line.process, (None, ""))
+        load, engine, time = self._before.get(line.process, (None, "", ""))
         if mark == "SpecDecoding metrics:":
+            load = None if _seconds_apart(time, line.time) > _MOST_APART else load
             found = _interval(line, self.log.run(line.process), load)
             self.log.add(line.spot, found, line.text, engine)
             if repeated := _REPEATED.search(line.text):
@@ -76,7 +81,8 @@ class VllmLog:
             if loaded := _LOAD.search(line.text):
                 load = int(loaded[2]), float(loaded[1])
                 self.log.plain.append(load)
-            self._before[line.process] = load, line.before.strip()[-11:]
+                self._give_back(line, *load)
+            self._before[line.process] = load, line.before.strip()[-11:], line.time
         elif mark == "Speculative metrics:":
             self.log.leave_out(line.spot, BEFORE_0_9)
         elif mark == "DiffusionDecoding metrics:":
@@ -97,6 +103,17 @@ class VllmLog:
     def close(self) -> ServerLog:
         return self.log
 
+    def _give_back(self, line: Line, num_running: int, tokens_per_s: float) -> None:
+        """Gives a load to the interval before, if it is of its time and has none.
+
+        Exports that sort by time may turn two lines of one second round.
+        """
+        for last in self.log.intervals[-1:]:
+            is_near = 0 <= _seconds_apart(last.time, line.time) <= _MOST_APART
+            if last.num_running is None and is_near and last.process == self.log.run(line.process):
+                last = replace(last, num_running=num_running, tokens_per_s=tokens_per_s)
+                self.log.intervals[-1] = last
+
     def _settings(self, text: str, process: str) -> None:
         if (found := _SPECULATIVE.search(text)) is None:
             return
@@ -111,6 +128,12 @@ class VllmLog:
         names = {"method": f"method{of}", "model": f"drafter{of}"}
         for name, value in _SETTING.findall(found["old"] or found["new"]):
             self.log.set(names.get(name, "num_draft_tokens"), value, process)
+
+
+def _seconds_apart(first: str, second: str) -> float:
+    """Below 0 if a time is not known."""
+    known = moments((first, second))
+    return abs(known[1] - known[0]) if known else -1.0
 
 
 def _interval(line: Line, run: str, load: tuple[int, float] | None) -> Interval | str:

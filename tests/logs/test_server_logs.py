@@ -280,10 +280,86 @@ def test_processes_are_pooled_and_told_apart() -> None:
         "ApiServer_1 pid=9",
     ]
     assert "Pooled over 2 processes, side by side" in " ".join(found["meaning"])
-    after = figures("\n".join([*vllm_log(), *vllm_log(process="APIServer pid=11")]))
+    later = [line.replace("11-24", "11-25") for line in vllm_log(process="APIServer pid=11")]
+    after = figures("\n".join([*vllm_log(), *later]))
     assert (
         "1 of them after another had ended, as after a restart (APIServer pid=7: τ 2.33"
         in " ".join(after["meaning"])
+    )
+
+
+def pods(*names: str, day: str = "24") -> list[str]:
+    """Logs one behind another, of as many pods."""
+    return [
+        line.replace("11-24", f"11-{day}")
+        for name in names
+        for line in vllm_log(process=f"{name} pid=1")
+    ]
+
+
+ALIKE, ONE_AFTER, TWO_AFTER = "side by side (", "1 of them after another", "2 of them after another"
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (pods("a", "b"), ALIKE),
+        (pods("a", "b")[::-1], ALIKE),
+        ([*pods("a"), *pods("b", day="25")], ONE_AFTER),
+        ([*pods("b", day="25"), *pods("a")], ONE_AFTER),
+        ([*pods("a", "b"), *pods("c", "d", day="25")], TWO_AFTER),
+        ([*pods("c", "d", day="25"), *pods("a", "b")], TWO_AFTER),
+        ([*pods("a", "b"), *pods("c", "d", day="25")][::-1], TWO_AFTER),
+    ],
+)
+def test_processes_follow_each_other_by_time(lines: list[str], says: str) -> None:
+    """Wherever their lines stand."""
+    [said] = [one for one in figures("\n".join(lines))["meaning"] if one.startswith("Pooled")]
+    assert says in said
+    assert "a pid=1: τ 2.33, 11-24 05:00:00 to 11-24 05:00:20" in said
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [VLLM_START, *vllm_log([(n % 4, 1, 0) for n in range(9)])],
+        sglang_log([(4 + n, 2.5 - n / 100, None) for n in range(9)]),
+        llamacpp_log(),
+        [*pods("a"), VLLM_START.replace("APIServer pid=7", "a pid=1"), *pods("a", day="25")],
+        [line.replace("11-24", "12-31") for line in pods("a")]
+        + [line.replace("11-24", "01-01") for line in pods("a")],
+    ],
+    ids=["vllm", "sglang", "llamacpp", "a restart", "new year"],
+)
+def test_newest_first(lines: list[str]) -> None:
+    """As exports print: the figures, loads and order of the log as it was written."""
+    found, backwards = figures("\n".join(lines)), figures("\n".join(lines[::-1]))
+    for one in (found, backwards):
+        for places in ("processes", "over_time"):
+            for part in (one[places] or {}) if places == "processes" else ():
+                del part["first_line"], part["last_line"]
+        for part in (one["over_time"] or {}).get("parts", ()):
+            del part["first_line"]
+    assert backwards == found
+    assert found["from"] != found["to"]
+
+
+def test_pairs_of_lines_that_an_export_turned_round() -> None:
+    """A throughput is of the interval of its second, not of the one before."""
+    lines = [line.replace("Running: 2", f"Running: {n}") for n, line in enumerate(vllm_log())]
+    turned = [line for n in range(0, len(lines), 2) for line in lines[n : n + 2][::-1]]
+    loads = [figures("\n".join(own))["mean_running_requests"] for own in (lines, turned)]
+    assert loads == [2, 2]
+    untimed = [re.sub(r"\S+ \S+ \[", "[", line) for line in lines]
+    assert figures("\n".join(untimed))["mean_running_requests"] == 2
+
+
+def test_lines_without_times_say_that_they_stand_in_order() -> None:
+    lines = [line.replace("INFO 11-24 05", "INFO") for line in vllm_log(FALLS)]
+    said = " ".join(figures("\n".join([*lines, *pods("b")]))["meaning"])
+    assert "Over time, if the lines stand in its order: τ 3.0" in said
+    assert (
+        "after a restart, if the lines stand in its order (APIServer pid=7: τ 2.99, lines" in said
     )
 
 
