@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
-from specctl.formatting import NOTHING, Table
+import numpy as np
+
+from specctl.formatting import NOTHING, Table, listed
 from specctl.logs.advice import NOT_BY_CONTEXT
 from specctl.logs.positions import Floats, context_parts
 from specctl.logs.tree_log import DenseLog
@@ -28,17 +29,26 @@ LOADS = (1, 8, 32, 64)
 
 
 class ContextLength(ResultRecord):
-    """The fastest chain at a load, in rounds whose text has these tokens."""
+    """The fastest chain in rounds whose text has these tokens."""
 
-    batch_size: int
     context_tokens: tuple[int, int]  # least and most, root included
     num_draft_tokens: int  # 0 is plain decoding
     against_plain: Interval  # on held-out prompts, paired
 
 
+class LoadLengths(ResultRecord):
+    """The fastest chains at a load: one for all contexts, and one for each part by context."""
+
+    batch_size: int
+    num_draft_tokens: int  # of the one for all
+    against_plain: Interval  # its speed over plain decoding, on held-out prompts, paired
+    parts: tuple[ContextLength, ...]
+    against_one: Interval  # of the lengths by context together, over the one for all, likewise
+
+
 def lengths_by_context(
     log: DenseLog, model: CostModel, split: Split, seed: int
-) -> tuple[ContextLength, ...]:
+) -> tuple[LoadLengths, ...]:
     """The fastest chains at every load that the clock knows, in up to four parts by context; none
     where all texts are alike.
 
@@ -65,47 +75,71 @@ def lengths_by_context(
     )
     resamples = Resamples.draw(len(held), seed=seed)
 
-    def held_out_rate(length: int, sums: Floats) -> Floats:
-        drawn = resamples.drawn(sums[held])
-        return first_over_second(with_time_error(drawn, [1], model.time_error, str(length), seed))
+    def drawn(length: int, sums: Floats) -> Floats:
+        totals = resamples.drawn(sums[held])
+        return with_time_error(totals, [1], model.time_error, str(length), seed)
 
-    found = []
-    for of in range(num_parts):
-        inside = positions.context_tokens[part == of]
-        for column, load in enumerate(loads, start=1):
-            sums = {length: table[:, of, [0, column]] for length, table in tables.items()}
-            on_train = {k: float(first_over_second(one[train].sum(0))) for k, one in sums.items()}
-            best = max(on_train, key=on_train.__getitem__)  # the shortest of equals
-            gain = held_out_rate(best, sums[best]) / held_out_rate(0, sums[0])
-            found.append(
-                ContextLength(
-                    batch_size=load,
-                    context_tokens=(int(inside.min()), int(inside.max())),
-                    num_draft_tokens=best,
-                    against_plain=resamples.read(gain),
+    found, places = [], range(num_parts)
+    for column, load in enumerate(loads, start=1):
+        sums = {length: table[:, :, [0, column]] for length, table in tables.items()}
+
+        def fastest(of: slice, sums: dict[int, Floats] = sums) -> int:
+            rates = {k: first_over_second(one[train, of].sum((0, 1))) for k, one in sums.items()}
+            return max(rates, key=rates.__getitem__)  # the shortest of equals
+
+        def gain(ours: Sequence[int], theirs: int, of: slice, sums: Any = sums) -> Interval:
+            """Speed of a length for each part over one for all of them."""
+            own, other = (
+                np.sum(
+                    [drawn(k, sums[k][:, at]) for k, at in zip(each, places[of], strict=True)], 0
                 )
+                for each in (ours, [theirs] * len(ours))
             )
+            return resamples.read(first_over_second(own) / first_over_second(other))
+
+        whole, parts = slice(None), [slice(at, at + 1) for at in places]
+        one, best = fastest(whole), [fastest(of) for of in parts]
+        inside = [positions.context_tokens[part == at] for at in places]
+        found.append(
+            LoadLengths(
+                batch_size=load,
+                num_draft_tokens=one,
+                against_plain=gain([one] * num_parts, 0, whole),
+                parts=tuple(
+                    ContextLength(
+                        context_tokens=(int(texts.min()), int(texts.max())),
+                        num_draft_tokens=length,
+                        against_plain=gain([length], 0, of),
+                    )
+                    for texts, length, of in zip(inside, best, parts, strict=True)
+                ),
+                against_one=gain(best, one, whole),
+            )
+        )
     return tuple(found)
 
 
-def context_table(found: Sequence[ContextLength]) -> Table:
-    """Contexts by loads: the fastest chain, and its speed over plain decoding."""
-    loads = sorted({one.batch_size for one in found})
-    by_load = {one.batch_size: one.num_draft_tokens for one in found}
-    rows: dict[tuple[int, int], list[str]] = {}
+def context_table(found: Sequence[LoadLengths]) -> Table:
+    """By load the fastest chain for all contexts, those by context, and what these gain."""
+    rows = []
     for one in found:
-        low, high = one.context_tokens
-        cells = rows.setdefault(one.context_tokens, [f"{low:,} to {high:,}"])
-        gain = one.against_plain
-        best = (f"{one.num_draft_tokens}: × {gain.value:.2f}", gain.text(".2f"))
-        cells += best if one.num_draft_tokens else ("off", NOTHING)
-    differ = any(one.num_draft_tokens != by_load[one.batch_size] for one in found)
-    heads = [(f"{load} together", f"95% at {load}") for load in loads]
+        lengths = [part.num_draft_tokens for part in one.parts]
+        best, plain, gain = one.num_draft_tokens, NOTHING, NOTHING
+        if best:
+            plain = f"× {one.against_plain.text('.2f')}"
+        if {*lengths} != {best}:
+            gain = f"× {one.against_one.text('.2f')}"
+        by_context = ", ".join(str(k or "off") for k in lengths)
+        rows.append([str(one.batch_size), str(best or "off"), plain, by_context, gain])
+    texts = listed("{:,} to {:,}".format(*part.context_tokens) for part in found[0].parts)
+    loads = [str(one.batch_size) for one in found if one.against_one.low > 1]
+    pays = "No gain of lengths by context is shown (its interval holds 1)."
+    if loads:
+        pays = f"At {listed(loads)} together lengths by context pay. {NOT_BY_CONTEXT}"
     return Table(
-        "Fastest chain by context",
-        ("tokens of text", *chain.from_iterable(heads)),
-        [*rows.values()],
-        "Chosen on training prompts; × is over plain decoding, held out. "
-        + NOT_BY_CONTEXT * differ,
-        wide=[spread for _, spread in heads],
+        "Fastest chain, one for all contexts and by context",
+        ("together", "one", "over plain", "by context", "over the one"),
+        rows,
+        f"By context: texts of {texts} tokens. Chosen on training prompts; × is held out, paired, "
+        f"with 95% intervals. {pays}",
     )

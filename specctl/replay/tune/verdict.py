@@ -10,7 +10,7 @@ from pydantic import Field
 from specctl.formatting import Detail, Table, count, listed, pair_title
 from specctl.replay.facts import MARKED_BELOW, PLAIN, ResultRecord, TraceFacts, why_plain
 from specctl.replay.ladder.result import SideSizes
-from specctl.replay.tune.contexts import ContextLength, context_table
+from specctl.replay.tune.contexts import LoadLengths, context_table
 from specctl.replay.tune.evaluators import Objective
 from specctl.stats import Interval, Number, intervals_over
 
@@ -200,7 +200,7 @@ class TuneResult(TuneVerdict, TraceFacts):
     config: dict[str, Any]  # of the search
     is_simulated: bool
     approximations: str  # source of the times, in words
-    by_context: tuple[ContextLength, ...]  # empty where all texts are alike
+    by_context: tuple[LoadLengths, ...]  # empty where all texts are alike
     for_engine: str | None = None  # engine of the searched policies; None for our own loop
     fits: tuple[FitOutcome, ...] | None = None  # of `fit auto`
 
