@@ -75,7 +75,7 @@ def _order_bits_of_half(x):
 
 @triton.jit
 def place_of(keys):
-    """Where a key's value came from, int32."""
+    """Place that a key's value came from, int32."""
     if keys.dtype.primitive_bitwidth == 32:
         place = 0xFFFF - (keys & 0xFFFF)
     else:

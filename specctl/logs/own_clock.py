@@ -9,12 +9,13 @@ and reading prompts counts too.
 Drafting has a price beside that of its tokens. So plain decoding is judged by a log without drafts
 alone, and lengths below the logged one by logs of two lengths with drafts.
 
-A cost model's clock is held against the same steps: where they contradict it, it is another
+A cost model's clock is held against the logs' tokens/s: where they contradict it, it is another
 server's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from math import log as ln
@@ -26,18 +27,18 @@ from specctl.errors import UsageError
 from specctl.formatting import count
 from specctl.logs.advice import Advice
 from specctl.logs.server_log import ServerLog
-from specctl.stats import Floats
+from specctl.stats import MIN_PROMPTS, Floats, Interval, ratio_of_sums
 
 _LEAST_POINTS = 4
 """Fewest lines of a draft length."""
 _MOST_COMPARED = 500
-"""Most steps that a cost model is held against."""
+"""Most lines of a log that a cost model is held against."""
 _NEAR, _FAR = 1.1, 1.5
-"""How far a clock may be off: not worth a sentence; another server's from there on. Reading prompts
-takes part of the logs' time, and of no clock's."""
+"""Ratios of the log's time to a clock's beyond chance: from the first on it is said, from the
+second on the clock is another server's. Choices; docs/import.md has the reasons."""
 _TOO_ROUGH = 0.2
 """Standard error of an own clock above which it names no setting: the interval of a gain reaches
-from 0.57 to 1.74 of it."""
+from 0.57 to 1.74 of it. A choice too."""
 
 
 class _Step(NamedTuple):
@@ -48,55 +49,54 @@ class _Step(NamedTuple):
     us: float
     mean: float  # acceptance length
 
-    @property
-    def tokens_per_s(self) -> float:
-        return 1e6 * self.mean * self.num_running / self.us
 
-
-def _steps(log: ServerLog) -> list[_Step]:
-    lines: list[tuple[Any, ...]] = [
+def _lines(log: ServerLog) -> list[tuple[Any, ...]]:
+    """Draft tokens, running requests, tokens/s of all and acceptance length of each line."""
+    lines = [
         (one.num_draft_tokens, one.num_running, one.tokens_per_s, sum(one.mean) / 2)
         for one in log.intervals
     ]
-    lines = lines or [(0, running, speed, 1.0) for running, speed in log.plain]
+    return lines or [(0, running, speed, 1.0) for running, speed in log.plain]
+
+
+def _steps(log: ServerLog) -> list[_Step]:
     return [
         _Step(length, running, 1e6 * mean * running / speed, mean)
-        for length, running, speed, mean in lines
+        for length, running, speed, mean in _lines(log)
         if length is not None and running and speed
     ]
 
 
 def held_against(advice: Advice, logs: Sequence[ServerLog]) -> Advice:
-    """A cost model's advice with its error by the logs' steps, at their loads and lengths.
+    """A cost model's advice with its error by the logs' tokens/s, at their loads and lengths.
 
-    The steps stand in up to four groups by load, and the group where the clock is most off counts.
-    Its error is that of the fastest quarter's slowest step, since an idle server and read prompts
-    only slow a line down. Logs of fewer than four such lines leave the advice as it is.
+    The running requests of a line are those of one moment, and its tokens/s a mean over seconds:
+    single lines say little where requests come and go. Sums over lines are in step, as moments are
+    drawn from the same time. So each log is cut into up to four parts in order, and the part counts
+    whose 95 % interval is farthest from the clock, by the end that is nearer to it. Logs of fewer
+    than eight such lines leave the advice as it is.
     """
-    steps, compared = [step for one in logs for step in _steps(one)], list[tuple[float, _Step]]()
-    for step in steps[:: len(steps) // _MOST_COMPARED + 1]:
-        length, running, us, mean = step
-        try:
-            predicted = advice.clock(running, length, mean, advice.context_tokens)
-        except UsageError:  # a load or a length that it does not know
-            continue
-        if predicted:
-            compared.append((us / running / predicted, step))
-    if len(compared) < _LEAST_POINTS:
+    found = list[tuple[float, Interval, Floats]]()
+    for log in logs:
+        lines = _compared(advice, log)
+        for part in np.array_split(lines, min(len(lines) // MIN_PROMPTS, 4) or 1):
+            _, _, predicted, measured = part.T
+            off = ratio_of_sums(predicted, measured)  # tokens/s, so this is of the log's time
+            if off.known and not np.isnan(off.low) and off.low > 0:
+                nearest = min(max(1.0, off.low), off.high)
+                found.append((nearest, off, part.mean(0)))
+    if not found:
         return advice
-    compared.sort(key=lambda one: one[1].num_running)
-    places = np.array_split(np.arange(len(compared)), min(len(compared) // _LEAST_POINTS, 4))
-    groups = [sorted(compared[place] for place in group) for group in places]
-    off, step = max((one[len(one) // 4] for one in groups), key=lambda one: abs(ln(one[0])))
-    is_other = not 1 / _FAR < off < _FAR
+    nearest, off, means = max(found, key=lambda one: (abs(ln(one[0])), abs(ln(one[1].value))))
+    length, running, predicted, measured = means
+    is_other = not 1 / _FAR < nearest < _FAR
     doubt = (
-        f"With {count(step.num_draft_tokens, 'draft token')} at "
-        f"{count(step.num_running, 'request')} this clock predicts {step.tokens_per_s * off:,.0f} "
-        f"tokens/s, and the log has {step.tokens_per_s:,.0f}"
+        f"With {count(round(length), 'draft token')} at {count(round(running), 'request')} this "
+        f"clock predicts {predicted:,.0f} tokens/s, and the log has {measured:,.0f}"
     )
     if is_other:
-        idle = ", or this one was mostly idle" if off > 1 else ""
-        doubt += f", so it is another server's{idle}"
+        else_ = ", or this one was idle or read prompts most of the time" if nearest > 1 else ""
+        doubt += f", so it is another server's{else_}"
         if not advice.is_forced:
             doubt += (
                 ". Add logs at another draft length and without drafts in its place, or give "
@@ -104,10 +104,28 @@ def held_against(advice: Advice, logs: Sequence[ServerLog]) -> Advice:
             )
     return replace(
         advice,
-        log_over_clock=off,
-        doubt="" if 1 / _NEAR < off < _NEAR else f"{doubt}.",
+        log_over_clock=float(off.value),
+        doubt="" if 1 / _NEAR < nearest < _NEAR else f"{doubt}.",
         is_refuted=is_other and not advice.is_forced,
     )
+
+
+def _compared(advice: Advice, log: ServerLog) -> Floats:
+    """`[N, 4]`: draft tokens, running requests, predicted and measured tokens/s of lines, of which
+    the clock knows the load and the length."""
+    lines, kept = _lines(log), list[tuple[float, ...]]()
+    for length, running, speed, mean in lines[:: len(lines) // _MOST_COMPARED + 1]:
+        if length is None or running is None or speed is None:
+            continue
+        share: float | None = math.inf  # of a step, where nothing ran
+        if running:
+            try:
+                share = advice.clock(running, length, mean, advice.context_tokens)
+            except UsageError:  # a load or a length that it does not know
+                continue
+        if share:
+            kept.append((length, running, 1e6 * mean / share, speed))
+    return np.array(kept, float).reshape(-1, 4)
 
 
 def own_advices(

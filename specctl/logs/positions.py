@@ -1,4 +1,4 @@
-"""Where a policy may stand: every output position of every logged request."""
+"""Places of a policy: every output position of every logged request."""
 
 from __future__ import annotations
 

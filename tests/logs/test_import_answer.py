@@ -16,6 +16,7 @@ from math import log, pi
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -372,7 +373,7 @@ def test_a_clock_is_held_against_the_log(factor: float, says: str, *, is_forced:
         return step_us(size, k) / size * (factor if size > 16 else 1)
 
     advice = Advice(clock, (1, 8), "CLOCK", is_forced=is_forced)
-    found = import_files([Source("4", timed_vllm(4, LOADS * 2).encode())], advice)
+    found = import_files([Source("4", timed_vllm(4, sorted(LOADS * 4)).encode())], advice)
     assert found["log_over_clock"] == pytest.approx(1 / factor, rel=0.02)
     said = " ".join(found["meaning"])
     assert says in said
@@ -380,6 +381,24 @@ def test_a_clock_is_held_against_the_log(factor: float, says: str, *, is_forced:
     refuted = "another" in says and not is_forced
     assert (found["best_lengths"] is None, found["schedule"] is None) == (refuted, refuted)
     assert ("Drafting 4 tokens pays" in said) == refuted
+
+
+@pytest.mark.parametrize(("factor", "is_refuted"), [(1.0, False), (3.0, True)])
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_that_come_and_go_are_no_other_server(
+    factor: float, seed: int, *, is_refuted: bool
+) -> None:
+    """The running requests of a line are those of one moment, and its tokens/s a mean over ten
+    seconds: here of another load than that moment's. Lines of a right clock are off many times, and
+    their sums agree."""
+    draw = np.random.default_rng(seed)
+    text = timed_vllm(4, [int(load) for load in draw.choice(LOADS, 48)])
+    moments = iter(draw.permutation(re.findall(r"Running: (\d+)", text)))
+    text = re.sub(r"Running: \d+", lambda _: f"Running: {next(moments)}", text)
+    clock = Advice(lambda size, k, *_: step_us(size, k) / size * factor, (8,), "CLOCK")
+    found = import_files([Source("4", text.encode())], clock)
+    assert ("this clock predicts" in " ".join(found["meaning"])) == is_refuted
+    assert (found["best_lengths"] is None) == is_refuted
 
 
 @given(

@@ -136,7 +136,7 @@ def select_kernel(
 
 @triton.jit
 def _slot_of(wanted, nodes, num_tokens, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr):
-    """Where each wanted pool slot stands among the submitted, -1 for nowhere."""
+    """Place of each wanted pool slot among the submitted, -1 for none."""
     found = tl.full((BLOCK_N,), -1, tl.int32)
     for first in range(0, num_tokens, CHUNK):
         slots = first + tl.arange(0, CHUNK)

@@ -323,7 +323,7 @@ def require_slope(model: CostModel | None) -> CostModel:
 
 
 class Machine(Record):
-    """Where timings were measured; another device draws a warning."""
+    """Machine of the timings; another device draws a warning."""
 
     device: Name  # the GPU's or the processor's own name
     num_cpus: PositiveInt
