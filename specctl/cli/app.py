@@ -60,7 +60,8 @@ transformers, without a server
   specctl tune traces --family threshold --cost-model cost_model.json -o tuned
   specctl run PROMPTS --compare ar,eagle2,tuned/policy --target TARGET --drafter DRAFTER
 
-A small pair comes with specctl: leave --target and --drafter out, and take `embedded` for PROMPTS.
+A small pair comes with specctl: leave --target TARGET and --drafter DRAFTER out, and take
+`embedded` for PROMPTS.
 All verbs: specctl --help. What works here: specctl doctor.
 """
 """Printed without a verb."""

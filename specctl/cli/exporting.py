@@ -42,12 +42,14 @@ def export(
         False, "If the engine lacks this policy, write the nearest one that it runs"
     ),
     target: str | None = option(
-        None, "Model that the engine serves", default="that of the artifact's pair, else TARGET"
+        None,
+        "Model that the engine serves",
+        default="that of the policy's pair; of words: embedded, or TARGET beside --drafter",
     ),
     drafter: str | None = option(
         None,
         "Drafter: folder, hub id, 'embedded[:small]'; the target, if it has layers for MTP",
-        default="that of the artifact's pair",
+        default="that of the policy's pair; of words: embedded, without --target",
     ),
     method: Served | None = option(
         None,
@@ -120,9 +122,10 @@ def export(
         if traces is None:
             raise UsageError("--synthetic needs --log TRACES, which have the rates")
         rates = synthetic_rates(traces, judged.chosen, engine)
-    served = target_of(source.named, target)
+    model, head = source.names(target, drafter)
+    served = target_of(model)
     serving = Serving(
-        drafter=drafter_of(source.named, drafter, method, served),
+        drafter=drafter_of(source.named, head, method, served),
         max_batch_size=max_batch_size,
         max_draft_tokens=max_draft_tokens,
         reference=source.reference_of,
@@ -134,6 +137,8 @@ def export(
     )
     written = engine.write(judged.chosen, serving)
     lines = command_lines(engine, written, served)
+    if source.pair is target is drafter is None:
+        parts.append("The pair is the embedded one; --target and --drafter name yours.")
     checked = f"Written for {engine.title} {engine.checked}."
     parts += [list(lines), *written.notes, *_files(engine, written, out), checked]
     return Answer({**judged.to_json(), **vars(written), "made": [*written.made]}, parts)

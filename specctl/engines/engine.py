@@ -111,7 +111,8 @@ class Serving:
         if self.drafter is None:
             raise UsageError(
                 f"export to {engine} needs the drafter, and the policy names no pair",
-                hint="give --drafter, a folder or hub id, and --method if it is not a folder",
+                hint="give --drafter, a folder or hub id, and --method if it is not a folder; or "
+                "leave --target out too, for the embedded pair",
             )
         if self.drafter.method not in kinds:
             raise EngineError(

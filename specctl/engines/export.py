@@ -48,7 +48,9 @@ from specctl.runtime.words import (
 from specctl.stores import is_store_url
 
 if TYPE_CHECKING:
+    from specctl.artifacts.manifest import PairFingerprint
     from specctl.logs.trace_set import TraceSet
+    from specctl.replay.facts import PairFacts
     from specctl.replay.results import Result
 
 ENGINES = {engine.name: engine for engine in (VLLM, SGLANG, TRANSFORMERS, LLAMACPP)}
@@ -82,12 +84,21 @@ class Source:
     reference: str | None
     """The name by which the plugin loads it: words, the absolute place of an artifact, or a
     registry's name; None if it is only a record."""
+    pair: PairFingerprint | PairFacts | None = None  # that it was made on
     mean: MeanRound | None = None  # on the held-out prompts of its tuning
     reason: str | None = None  # of a tuning that chose plain decoding
 
     @property
     def policy(self) -> Policy:
         return self.named.policy
+
+    def names(self, target: str | None, drafter: str | None) -> tuple[str, str | None]:
+        """Target and drafter: the given ones, else those of its pair. With neither a name nor a
+        pair they are the embedded ones, as in the verbs that decode."""
+        own = ("embedded", "embedded") if target is drafter is None else ("TARGET", None)
+        if self.pair is not None:
+            own = self.pair.target, self.pair.drafter
+        return target or own[0], drafter or own[1]
 
     def reference_of(self, policy: Policy) -> str:
         """The name by which the plugin loads this policy, or one made from it.
@@ -127,7 +138,8 @@ def read_source(text: str) -> Source:
     """
     if not (text.endswith(".json") and os.path.isfile(text)):
         named = resolve_policy(text, allow_lossy=True)
-        return Source(named, "+".join(map(_absolute, pieces(text))), *_tuned(named))
+        pair = next((one.manifest.pair for _, one in named.parts), None)
+        return Source(named, "+".join(map(_absolute, pieces(text))), pair, *_tuned(named))
     from specctl.replay.facts import read_result
     from specctl.replay.tune.verdict import POLICY_FOLDER, TuneResult
 
@@ -140,9 +152,10 @@ def read_source(text: str) -> Source:
     if folder.is_dir():
         named = resolve_policy(str(folder), allow_lossy=True)
         if named.policy == policy:
-            return Source(replace(named, label=standing.policy), str(folder), mean, reason)
+            named = replace(named, label=standing.policy)
+            return Source(named, str(folder), result, mean, reason)
     named = NamedPolicy(standing.policy, policy, spec=text)
-    return Source(named, words_of(policy), mean, reason)
+    return Source(named, words_of(policy), result, mean, reason)
 
 
 def _tuned(named: NamedPolicy) -> tuple[MeanRound | None, str | None]:
@@ -171,7 +184,7 @@ def _absolute(piece: str) -> str:
 def drafter_of(
     named: NamedPolicy, model: str | None, method: Served | None, target: str | None = None
 ) -> EngineDrafter | None:
-    """The drafter for an engine: the given one, or that of the artifact's pair.
+    """The drafter for an engine, by its name.
 
     Args:
         method: its kind; None reads the folder, or config.json of a hub id, which is fetched.
@@ -186,8 +199,7 @@ def drafter_of(
     """
     if isinstance(named.policy.shape, RootOnly):
         return None
-    name = model or next((one.manifest.pair.drafter for _, one in named.parts), None)
-    if name is None:
+    if (name := model) is None:
         return None
     folder = local_folder(name, embedded_default="eagle3")
     if folder is None and method is not None:
@@ -363,9 +375,8 @@ def synthetic_rates(traces: TraceSet, policy: Policy, engine: Engine) -> tuple[f
 # --------------------------------------------------------------------------- words and files
 
 
-def target_of(named: NamedPolicy, model: str | None) -> str:
-    """The served model: the given one, that of the artifact's pair, or the word TARGET."""
-    name = model or next((one.manifest.pair.target for _, one in named.parts), "TARGET")
+def target_of(name: str) -> str:
+    """The served model by its name, which may be the word TARGET."""
     if name.partition(":")[0] == "embedded":
         name = str(model_folder(name, embedded_default="target").absolute())
     return name
@@ -405,7 +416,7 @@ def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> En
             engine.title, notes=(f"{engine.title} does not run {losses[0]}.{near}",)
         )
     try:
-        served = target_of(source.named, target)
+        served = target_of(target)
         of = drafter_of(source.named, drafter, None, served)
         serving = Serving(of, reference=source.reference_of, target=served)
         written = engine.write(source.policy, serving)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from importlib.util import find_spec
@@ -17,12 +18,13 @@ from specctl.cli import load_all_verbs
 from specctl.cli.app import FIRST_SCREEN
 from specctl.embedded import embedded_path
 from specctl.errors import SetupError
-from tests.cli.command import passes, specctl, write_lines
+from tests.cli.command import passes, specctl
 from tests.cli.conftest import SMALL
 from tests.runtime.checkpoints import publish
 
 SHORTER: dict[str, tuple[object, ...]] = {
-    "collect": (*SMALL, "--batch-size", 8),
+    "collect": (*SMALL, "--batch-size", 8, "--limit", 16),
+    "run": (*SMALL, "--limit", 2),
     "profile": ("--quick", "--batch-sizes", 1, "--contexts", 16),
     "tune": ("--held-out", 0.5),
 }
@@ -64,15 +66,18 @@ def test_no_verb_prints_three_commands_for_each_kind_of_engine() -> None:
 
 @pytest.mark.usefixtures("busy_machine")
 def test_its_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cost: Path) -> None:
-    """On the embedded pair: one collection serves all, and stands for that of vLLM's plugin.
-
-    README.md has those for one's own models, which tests/test_docs.py runs.
-    """
+    """On the embedded pair, as its last sentence tells: one collection serves all, and stands for
+    that of vLLM's plugin."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cost_model.json").write_bytes(cost.read_bytes())
-    write_lines(tmp_path / "p.txt", *(f"How much is {n} + {n}?" for n in range(16)))
-    given = {"TARGET": "embedded", "DRAFTER": "embedded", "PROMPTS": "p.txt"}
-    for line in chain(*(commands()[engine] for engine in ("SGLang", "vLLM", "llama.cpp"))):
+    told = re.search(r"leave (--.*) out, and take\s+`(\w+)` for PROMPTS", FIRST_SCREEN)
+    assert told
+    out, prompts = re.compile("|".join(f" {one}" for one in told[1].split(" and "))), told[2]
+    for line in chain(
+        *(commands()[name] for name in ("SGLang", "vLLM", "llama.cpp", "transformers"))
+    ):
+        line = out.sub("", line).replace("PROMPTS", prompts)
+        assert not re.search("[A-Z]{3}", line), line
         program, *words = shlex.split(line)
         if program != "specctl":
             assert line.startswith("llama-server -m TARGET.gguf -md DRAFTER.gguf --spec-type")
@@ -81,7 +86,7 @@ def test_its_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cost
             if words[0] != "tune" and "llamacpp" in words and lacks_gguf:
                 continue
             short = SHORTER.get(words[0], ())
-            assert specctl(*(given.get(word, word) for word in words), *short).code == 0, line
+            assert specctl(*words, *short).code == 0, line
     assert (tmp_path / "tuned" / "policy").is_dir()
 
 

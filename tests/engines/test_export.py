@@ -339,7 +339,9 @@ def test_the_drafter_is_that_of_the_artifact_or_given(tmp_path: Path) -> None:
     said = passes("export", fitted, "--to", "vllm", "--nearest").out
     assert '"method": "eagle3"' in said
     assert str(embedded_path("eagle3")) in said
-    assert "needs the drafter" in refuses(USAGE, "export", "chain", "--to", "vllm")
+    alone = ("export", "chain", "--to", "vllm", "--target", "TARGET")
+    assert "needs the drafter" in refuses(USAGE, *alone)
+    assert "The pair is the embedded one" in passes(*alone[:-2]).out
     elsewhere = ("export", "chain", "--to", "vllm", "--drafter", "somebody/head")
     assert "--method" in refuses(USAGE, *elsewhere)
     assert '"method": "eagle"' in passes(*elsewhere, "--method", "eagle").out
