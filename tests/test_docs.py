@@ -232,6 +232,27 @@ def test_lines_for_other_tools_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     exec(compile(code, str(TRACE_PAGE), "exec"), {})
 
 
+def test_pages_name_one_price_of_a_stop_in_vllm() -> None:
+    """That of the table of docs/vllm.md: hooks over a plain step, at the cheapest and dearest."""
+    page = (CLI_PAGE.parent / "vllm.md").read_text("utf-8")
+    hooks = re.findall(
+        r"^\| (?:a confidence stop|AdaSD.*?) \| +\| (\S+) \| +\| (\S+) \|", page, re.M
+    )
+    told = re.search(r"A plain step takes (\S+) and (\S+) ms", page)
+    assert told
+    assert len(hooks) == 2
+    shares = [
+        float(us.replace(",", "")) / float(ms) / 10
+        for row in hooks
+        for us, ms in zip(row, told.groups(), strict=True)
+    ]
+    price = f"{min(shares):.0f} to {max(shares):.0f} %"
+    regime = "of a step of {:.0f} to {:.0f} ms on a CPU".format(*map(float, told.groups()))
+    for name in ("README.md", "docs/which-policy.md"):
+        text = " ".join((CLI_PAGE.parents[1] / name).read_text("utf-8").split())
+        assert f"{price} {regime}" in re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text), name
+
+
 def test_every_verb_with_json_has_its_value_stated() -> None:
     table = CLI_PAGE.read_text("utf-8").partition("## Output")[2].partition("\n\n`run -o")[0]
     stated = set(re.findall(r"`([a-z0-9 .-]+)`", "".join(re.findall(r"^\|([^|]+)\|", table, re.M))))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from specctl import console
 from specctl.cli.app import app
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
@@ -136,8 +137,12 @@ def export(
         synthetic_rates=rates,
     )
     written = engine.write(judged.chosen, serving)
+    if (other := source.other_pair(target, drafter)) is not None:
+        is_loaded = written.environment and source.named.parts and judged.chosen == source.policy
+        refused = ", and the plugin refuses it when vLLM starts" if is_loaded else ""
+        console.warn(f"{other}{refused}; tune it on the pair that is served")
     lines = command_lines(engine, written, served)
-    if source.pair is target is drafter is None:
+    if not (source.pair or target or drafter):
         parts.append("The pair is the embedded one; --target and --drafter name yours.")
     checked = f"Written for {engine.title} {engine.checked}."
     parts += [list(lines), *written.notes, *_files(engine, written, out), checked]
@@ -161,12 +166,13 @@ def _files(engine: Engine, written: Export, out: Path | None) -> list[Any]:
         if is_new and not any(out.iterdir()):
             out.rmdir()
         raise
-    for name in engine.files:  # of an earlier export
-        if name not in files:
-            (out / name).unlink(missing_ok=True)
+    old = [out / name for name in engine.files if name not in files and (out / name).is_file()]
+    for path in old:
+        path.unlink()
     for name, content in files.items():
         write_whole(out / name, content.encode(), name)
-    return [f"wrote {out / name}" for name in (*files, *written.made)]
+    removed = [f"removed {path}, of an earlier export" for path in old]
+    return [*(f"wrote {out / name}" for name in (*files, *written.made)), *removed]
 
 
 def _trace_settings(given: Given, engine: Engine) -> TraceSettings | None:

@@ -37,7 +37,13 @@ from specctl.policy import (
 from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, TuneConfig
 from specctl.runtime.checkpoints import WORDS, Served, architecture, block_size, methods_of
-from specctl.runtime.identity import config_from_hub, local_folder, model_folder
+from specctl.runtime.identity import (
+    config_from_hub,
+    local_folder,
+    model_folder,
+    weight_files,
+    weights_digest,
+)
 from specctl.runtime.words import (
     NamedPolicy,
     names_artifact,
@@ -99,6 +105,25 @@ class Source:
         if self.pair is not None:
             own = self.pair.target, self.pair.drafter
         return target or own[0], drafter or own[1]
+
+    def other_pair(self, target: str | None, drafter: str | None) -> str | None:
+        """A sentence on given models that are not those of its pair; None without such.
+
+        Folders are compared by their weights, other names as they are. GGUF files are not compared:
+        they are conversions.
+        """
+        if self.pair is None:
+            return None
+        own = {"target": self.pair.target_digest, "eagle3": self.pair.drafter_digest}
+        names = {"target": self.pair.target, "eagle3": self.pair.drafter}
+        for part, name in (("target", target), ("eagle3", drafter)):
+            if name is None or name in (names[part], "TARGET") or name.endswith(".gguf"):
+                continue
+            folder = local_folder(name, embedded_default=part)
+            if folder is None or not weight_files(folder) or weights_digest(folder) != own[part]:
+                made = f"{self.pair.target} with {self.pair.drafter}"
+                return f"{self.named.label} was made on {made}, not on {name}: its speed is unknown"
+        return None
 
     def reference_of(self, policy: Policy) -> str:
         """The name by which the plugin loads this policy, or one made from it.
@@ -276,16 +301,13 @@ class Judged:
         }
 
     def refuse(self) -> None:
-        """Raises `EngineError` with the first loss."""
+        """Raises `EngineError`; `shown` has the parts that the engine lacks."""
         fix = "write the nearest policy with --nearest, or serve another engine"
         if self.chosen is None:
             fix = f"search what it runs with `specctl tune --for {self.engine.name}`, or give "
             fix += "--log TRACES, which have the size of the nearest policy"
-        raise EngineError(
-            f"export of {self.source.named.label}: {self.engine.title} does not run "
-            f"{self.losses[0]}",
-            hint=fix,
-        )
+        label = self.source.named.label
+        raise EngineError(f"{self.engine.title} lacks a part of {label}: no export", hint=fix)
 
 
 def judge(

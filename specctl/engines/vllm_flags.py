@@ -284,8 +284,9 @@ VLLM = Engine(
     name="vllm",
     title="vLLM",
     command="vllm serve TARGET",
-    checked="0.32.0: its own parser takes it (tests/engines/test_vllm_parser.py), and 0.33.0 has "
-    "the same keys; lengths by batch size exist since 0.24",
+    checked="0.32.0 and 0.33.0: the parser of the first takes it "
+    "(tests/engines/test_vllm_parser.py), the second has the same keys; lengths by batch size "
+    "exist since 0.24",
     files=(CONFIG_FILE, FILE_NAME),
     budgets=("per_request", "survival", "marginal"),
     loss=loss,

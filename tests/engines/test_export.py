@@ -31,6 +31,7 @@ from specctl.engines.settings import (
 )
 from specctl.engines.sglang_flags import ADAPTIVE_FILE
 from specctl.engines.vllm_flags import CONFIG_FILE, VLLM
+from specctl.engines.vllm_plugin import CHECKED_VERSIONS
 from specctl.errors import EngineError, UsageError
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
@@ -295,8 +296,11 @@ def test_files_and_flags_of_vllm(tmp_path: Path) -> None:
     assert (Path(config["model"]) / "config.json").is_file()
     for place in (tmp_path, tmp_path / FILE_NAME, tmp_path / CONFIG_FILE):
         assert passes("show", place).out == f"vLLM: {words}\n"
-    passes("export", "chain", "--to", "vllm", "--drafter", "embedded", "-o", tmp_path)
+    plain = passes("export", "chain", "--to", "vllm", "--drafter", "embedded", "-o", tmp_path).out
     assert passes("show", tmp_path).out == "vLLM: chain\n"  # without the plugin's file
+    assert f"removed {tmp_path / FILE_NAME}, of an earlier export" in plain.splitlines()
+    [checked] = [line for line in plain.splitlines() if line.startswith("Written for vLLM")]
+    assert all(version in checked.partition(":")[0] for version in CHECKED_VERSIONS)
     (tmp_path / "other.json").write_text("{}")
     assert read_exported(tmp_path / "other.json") == []
 
@@ -347,6 +351,30 @@ def test_the_drafter_is_that_of_the_artifact_or_given(tmp_path: Path) -> None:
     assert '"method": "eagle"' in passes(*elsewhere, "--method", "eagle").out
     small = ("export", "chain", "--to", "vllm", "--drafter", "embedded:small")
     assert '"method": "draft_model"' in passes(*small).out
+
+
+OTHER_PAIRS = (
+    ("--drafter embedded", False),
+    ("--target embedded --drafter embedded:eagle3", False),
+    ("--drafter embedded:small", True),
+    ("--target embedded:small", True),
+    ("--target org/other", True),
+    ("--target org/other --drafter org/head --method eagle3", True),
+)
+
+
+@pytest.mark.parametrize(("words", "warned"), OTHER_PAIRS)
+@pytest.mark.parametrize("kind", ["stop", "chain"])
+def test_a_policy_of_another_pair_is_exported_with_a_warning(
+    kind: str, words: str, tmp_path: Path, *, warned: bool
+) -> None:
+    """And with the refusal to come, where the plugin checks the pair."""
+    fitted = embedded_artifact(tmp_path / "fitted", kind)
+    done = specctl("export", fitted, "--to", "vllm", *words.split())
+    assert done.code == 0, done.err
+    assert done.err.startswith("warning: ") == warned, done.err
+    assert ("was made on embedded with embedded" in done.err) == warned
+    assert ("the plugin refuses it" in done.err) == (warned and kind != "chain")
 
 
 def test_a_log_inside_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,6 +444,8 @@ def test_a_policy_that_the_engine_lacks_is_written_on_request_alone(tmp_path: Pa
     assert "The nearest policy that it runs: chain:6." in refused.out
     assert "tune --for vllm" in refused.out
     assert "--nearest" in refused.err
+    said = (line.split(":")[0] for line in refused.out.splitlines())
+    assert not any(line in refused.err for line in said), "a sentence on both streams"
     assert list(tmp_path.iterdir()) == []
     passes(*words, "--nearest")
     assert json.loads((tmp_path / CONFIG_FILE).read_text())["num_speculative_tokens"] == 6
@@ -523,7 +553,8 @@ def test_tuning_for_an_engine_searches_what_it_runs(
     assert (eagle2["num_settings"] > 0) == (engine == "sglang")
     assert (eagle2["num_not_run"] > 0) == (engine != "sglang")
     small = "embedded:small" if engine == "transformers" else "embedded"
-    passes("export", tmp_path / "tune.json", "--to", engine, "--drafter", small)
+    done = specctl("export", tmp_path / "tune.json", "--to", engine, "--drafter", small)
+    assert (done.code, "was made on synthetic" in done.err) == (0, True)
 
 
 def test_tuning_for_an_engine_refuses_what_it_lacks(traces: Path, costs: Path) -> None:
@@ -600,7 +631,7 @@ def test_the_nearest_is_as_large_as_the_rounds_of_the_tuning(tuned: Path, tmp_pa
     calls["levels_per_call"]["value"], calls["verified_per_call"]["value"] = 3.2, 5.4
     (tmp_path / "tune.json").write_text(json.dumps(document))
     words = ("--to", "sglang", "--drafter", "embedded", "--nearest")
-    flags = json.loads(passes("export", tmp_path / "tune.json", *words, "--json").out)["flags"]
+    flags = json.loads(specctl("export", tmp_path / "tune.json", *words, "--json").out)["flags"]
     assert flags[flags.index("--speculative-num-draft-tokens") + 1] == "5"
     assert flags[flags.index("--speculative-num-steps") + 1] == "3"
     refused = specctl("export", "threshold:depth=8:top_k=10", *words)
