@@ -281,7 +281,7 @@ def list_(
     """List names, or search for versions."""
     found, trusted = room.open_registry(registry), Trust.load(trust)
     if not words:
-        columns = "name num_versions aliases error | generation"
+        columns = "name num_versions aliases refused error | generation"
         rows = listing.name_rows(found, trusted)
         return _rows(found.url, rows, columns, empty="no names yet")
     folders = {word: Path(word) for word in words if Path(word, "config.json").is_file()}
@@ -298,20 +298,19 @@ def show(name: NameArgument, registry: RegistryOption, trust: TrustOption = None
     """Show the versions of a name, with their aliases."""
     history = room.open_registry(registry).known_log(name)
     rows = listing.version_rows(history, Trust.load(trust))
-    columns = "version aliases digest published actor"
+    columns = "version aliases refused digest published actor"
     return _rows(name, rows, columns, empty="no versions")
 
 
 @verb(registry_app, "log", examples="""specctl registry log qwen3-8b+eagle3@h200:chat""", wide=True)
-def log(name: NameArgument, registry: RegistryOption) -> Answer:
+def log(name: NameArgument, registry: RegistryOption, trust: TrustOption = None) -> Answer:
     """Show the history of a name.
 
-    Signed entries are marked; `specctl registry verify` checks the signatures.
+    Signed entries are marked, and those that the trust file refuses.
     """
-    entries = room.open_registry(registry).known_log(name).entries
-    rows = [listing.entry_row(logged) for logged in entries]
+    rows = listing.log_rows(room.open_registry(registry).known_log(name), Trust.load(trust))
     marked = [{**row, "signed": "yes" if row["key_id"] else "no"} for row in rows]
-    columns = "generation kind alias created actor signed reason | digest key_id"
+    columns = "generation kind alias created actor signed refusal reason | digest key_id"
     return Answer(rows, _rows(name, marked, columns).parts)
 
 
@@ -350,15 +349,18 @@ def verify(
     ] = None,
     trust: TrustOption = None,
 ) -> Answer:
-    """Check histories, digests and signatures."""
+    """Check histories, digests and signatures.
+
+    Exits with 3 for damage; for a REFERENCE also where the trust file does not accept it.
+    """
     opened, wanted = room.open_registry(registry), reference and room.parse_reference(reference)
     done = room.verify(opened, Trust.load(trust), wanted or None)
     what, rows = reference or opened.url, [vars(finding) for finding in done.findings]
-    parts = _rows(what, rows, "code place found").parts if rows else ()
+    parts = _rows(what, rows, "state code place found").parts if rows else ()
     return Answer(
         asdict(done),
         [*parts, [done.sentence()]],
-        lambda: done.refuse(what),
+        lambda: done.refuse(what, is_wanted=reference is not None),
     )
 
 

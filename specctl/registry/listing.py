@@ -14,7 +14,7 @@ from specctl.errors import ArtifactError, shown
 from specctl.registry.log import READ_AHEAD, Log, Logged, Move
 from specctl.registry.names import Reference, contains
 from specctl.registry.opening import Registry
-from specctl.registry.resolving import pointers, resolve_in
+from specctl.registry.resolving import check_entry, pointers, resolve_in
 from specctl.registry.trust import Trust
 from specctl.registry.verifying import OBJECT_ERRORS
 
@@ -52,7 +52,8 @@ def name_rows(registry: Registry, trust: Trust) -> list[Row]:
                 "num_versions": len(versions),
                 "generation": len(log.entries) - 1,
                 "newest_digest": versions[-1] if versions else None,
-                "aliases": {alias: at.digest for alias, at in pointers(log, trust).items()},
+                "aliases": (at := {one: at.digest for one, at in pointers(log, trust).items()}),
+                "refused": [one for one in at if _refusal(log, Reference(name, one), trust)],
             }
         )
     return rows
@@ -79,6 +80,8 @@ def version_rows(log: Log, trust: Trust) -> list[Row]:
     rows = []
     for number, (digest, [generation, *_]) in enumerate(log.state.versions.items(), start=1):
         aliases = [alias for alias, at in pointers(log, trust).items() if at.digest == digest]
+        version = Reference(log.name, digest=digest)
+        named = {f"v{number}": version} | {one: Reference(log.name, one) for one in aliases}
         entry = log.entries[generation].entry
         row = {
             "version": f"v{number}",
@@ -87,7 +90,30 @@ def version_rows(log: Log, trust: Trust) -> list[Row]:
             "published": entry.created,
             "actor": entry.actor,
             "aliases": aliases,
+            "refused": [word for word, one in named.items() if _refusal(log, one, trust)],
         }
+        rows.append(row)
+    return rows
+
+
+def _refusal(log: Log, reference: Reference, trust: Trust) -> str | None:
+    """The reason for which a pull would refuse the entries of a reference."""
+    try:
+        resolve_in(log, reference, trust)
+    except ArtifactError as error:
+        return f"{error.code}: {error.problem}"
+    return None
+
+
+def log_rows(log: Log, trust: Trust) -> list[Row]:
+    """The entries of a history, with the reason for which a trust file does not accept them."""
+    rows = []
+    for logged in log.entries:
+        row = {**entry_row(logged), "refusal": None}
+        try:
+            check_entry(trust, logged)
+        except ArtifactError as error:
+            row["refusal"] = f"{error.code}: {error.problem}"
         rows.append(row)
     return rows
 
@@ -135,11 +161,8 @@ def search(registry: Registry, trust: Trust, words: Sequence[str]) -> Iterator[R
             except OBJECT_ERRORS as error:
                 logger.warning("%s: %s", reference, error)
                 continue
-            row = {"reference": str(reference), "digest": digest, **row, "refusal": None}
-            try:
-                resolve_in(log, reference, trust)
-            except ArtifactError as error:
-                row["refusal"] = f"{error.code}: {error.problem}"
+            refusal = _refusal(log, reference, trust)
+            row = {"reference": str(reference), "digest": digest, **row, "refusal": refusal}
             text = " ".join(str(row[name] or "") for name in SEARCHED)
             if all(contains(text, word) for word in words):
                 yield row

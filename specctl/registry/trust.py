@@ -222,7 +222,7 @@ class Trust(Record):
         if not key.may_sign_for(name):
             raise _unsigned(name, f"{short} may not sign for {name}", _TRUST)
         if not envelope.is_signed_by(key.public_key):
-            raise _unsigned(name, f"{short} did not sign these bytes", _FETCH)
+            raise bad_signature(f"{short} did not sign these bytes, for {name}", _FETCH)
         return key_id
 
     def accepted(self, envelopes: Iterable[bytes], digest: str, name: str) -> list[bytes]:
@@ -238,7 +238,7 @@ class Trust(Record):
                 is_known = envelope.key_id is not None and self.key(envelope.key_id) is not None
                 self.verify(envelope, name)
                 if (about := parse_statement(data).about) != (digest, name):
-                    raise bad_signature(f"it is of {' for '.join(about)}, not {digest} for {name}")
+                    raise _unsigned(name, f"it is of {' for '.join(about)}, not {digest}")
                 good.append(data)
             except ArtifactError as refusal:
                 refusals.append((is_known, refusal))
@@ -295,8 +295,12 @@ def verify_folder(folder: Path, trust: Trust, name: str) -> tuple[str, str]:
     return digest, trust.verify(parse_envelope(envelope), name)
 
 
-def _unsigned(name: str, found: str = "there is none", fix: str = "") -> ArtifactError:
-    return bad_signature(
-        f"{name} needs a signature by a key that is trusted for it, but {found}",
-        f"{fix}; or {_SIGN}" if fix else _SIGN,
+class UntrustedError(ArtifactError):
+    """What a trust file does not accept, though it is whole (E_SIG)."""
+
+
+def _unsigned(name: str, found: str = "there is none", fix: str = "") -> UntrustedError:
+    problem = f"{name} needs a signature by a key that is trusted for it, but {found}"
+    return UntrustedError(
+        "E_SIG", "signature", problem, hint=f"{fix}; or {_SIGN}" if fix else _SIGN
     )

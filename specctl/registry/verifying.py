@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from specctl.errors import ArtifactError, CodedError, RegistryError, SpecctlError
 from specctl.registry.content import Content
@@ -20,21 +20,26 @@ from specctl.registry.resolving import (
     pointers,
     publication,
 )
-from specctl.registry.trust import Trust
+from specctl.registry.trust import Trust, UntrustedError
 from specctl.stores import ObjectTooLargeError, UnreadableError
 
 OBJECT_ERRORS = (ArtifactError, RegistryError, UnreadableError, ObjectTooLargeError)
 """Errors that concern one object; others concern the store."""
-_FIX = "restore what is damaged from a copy; delete no entry of a history (docs/operators.md)"
+_MEND = "restore what is damaged from a copy; delete no entry of a history (docs/operators.md)"
+_SIGN = (
+    "sign again what you still need, with a trusted key: specctl registry push FOLDER NAME "
+    "--alias ALIAS --key KEY"
+)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault of a registry."""
+    """A fault of a registry, or an entry or artifact that the reader's trust file refuses."""
 
     code: str
     place: str
     found: str
+    state: Literal["damage", "not accepted"] = "damage"
 
 
 @dataclass
@@ -46,24 +51,34 @@ class Audit:
     num_artifacts: int = 0  # each digest once
     findings: list[Finding] = field(default_factory=list)
 
+    @property
+    def damage(self) -> list[Finding]:
+        """The findings that are faults."""
+        return [one for one in self.findings if one.state == "damage"]
+
     def sentence(self) -> str:
         """`no damage: 2 names, 5 entries, 2 artifacts checked`."""
-        damage = len(self.findings)
+        damage, refused = len(self.damage), len(self.findings) - len(self.damage)
         verdict = f"damage at {_count(damage, 'place')}" if damage else "no damage"
         counts = (
             _count(self.num_names, "name"),
             _count(self.num_entries, "entry", "entries"),
             _count(self.num_artifacts, "artifact"),
         )
-        return f"{verdict}: {', '.join(counts)} checked"
+        sentence = f"{verdict}: {', '.join(counts)} checked"
+        if refused:
+            sentence += f"; your trust file does not accept {_count(refused, 'place')}; {_SIGN}"
+        return sentence
 
-    def refuse(self, what: str) -> None:
-        """Raises the first finding, if there is one."""
-        if not self.findings:
+    def refuse(self, what: str, *, is_wanted: bool = False) -> None:
+        """Raises the first finding of damage; of one reference that is wanted, the first of all."""
+        found = self.damage or (self.findings if is_wanted else [])
+        if not found:
             return
-        first, number = self.findings[0], _count(len(self.findings), "finding")
-        problem = f"damage: {number}, the first at {first.place}: {first.found}"
-        raise ArtifactError(first.code, what, problem, hint=_FIX)
+        first, number = found[0], _count(len(found), "finding")
+        fix = _MEND if self.damage else _SIGN
+        problem = f"{first.state}: {number}, the first at {first.place}: {first.found}"
+        raise ArtifactError(first.code, what, problem, hint=fix)
 
 
 def verify(registry: Registry, trust: Trust, reference: Reference | None = None) -> Audit:
@@ -138,7 +153,9 @@ def _finding(place: str, error: SpecctlError) -> Finding:
     found = error.problem if isinstance(error, CodedError) else error.message
     if code in ("E_DIGEST", "E_MISSING", "E_SIZE") and isinstance(error, ArtifactError):
         found += "" if place in error.field else f": {error.field}"
-    return Finding(code, place, found)
+    state: Literal["damage", "not accepted"]
+    state = "not accepted" if isinstance(error, UntrustedError) else "damage"
+    return Finding(code, place, found, state)
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

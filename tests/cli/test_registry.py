@@ -228,6 +228,52 @@ def test_damage_ends_with_a_code(registry: Path, artifacts: Artifacts) -> None:
     assert blob.read_bytes() == b"altered", "nothing is changed"
 
 
+def test_what_a_revoked_key_signed_is_no_damage(
+    registry: Path, artifacts: Artifacts, tmp_path: Path
+) -> None:
+    """It is told apart and marked, hides no damage, and the hint works when it is followed."""
+    old, new = (new_key(tmp_path, name) for name in ("old", "new"))
+    old_id, _ = (trust(key) for key in (old, new))
+    aliases = dict(zip(("prod", "canary"), artifacts, strict=False))
+    for alias, kind in aliases.items():
+        said("push", artifacts[kind], NAME, "--alias", alias, "--key", old)
+    assert said("verify")["findings"] == []
+    for verb in (("list",), ("show", NAME), ("log", NAME)):
+        assert "refused" not in passes("registry", *verb).out
+    passes("registry", "trust", "revoke", old_id, "--reason", "stolen")
+
+    states = [row["state"] for row in said("verify")["findings"]]
+    assert states == ["not accepted"] * 6, "artifact, publication and alias of each"
+    shown = passes("registry", "verify").out
+    assert "no damage" in shown
+    assert "does not accept 6 places" in shown
+    assert said("list")[0]["refused"] == ["canary", "prod"]
+    assert [row["refused"] for row in said("show", NAME)] == [["v1", "prod"], ["v2", "canary"]]
+    assert all("stolen" in row["refusal"] for row in said("log", NAME))
+    for verb in (("list",), ("show", NAME), ("log", NAME)):
+        assert "refused" in passes("registry", *verb).out
+
+    blob = next((registry / "blobs" / "sha256").iterdir())
+    whole = blob.read_bytes()
+    blob.write_bytes(b"altered")
+    damaged = specctl("registry", "verify")
+    assert damaged.code == ARTIFACT
+    assert "damage: " in damaged.err
+    assert {"state: damage", "state: not accepted"} <= {*map(str.strip, damaged.out.splitlines())}
+    blob.write_bytes(whole)
+
+    for number, (alias, kind) in enumerate(aliases.items(), 1):
+        refused = specctl("registry", "verify", f"{NAME}@{alias}")
+        assert refused.code == ARTIFACT
+        assert "not accepted: 3 findings" in refused.err
+        told = refused.err.rpartition("specctl ")[2].split()
+        given = {"FOLDER": artifacts[kind], "NAME": NAME, "ALIAS": alias, "KEY": new}
+        assert set(given) < {*told}
+        passes(*(given.get(word, word) for word in told))
+        assert said("verify", f"{NAME}@{alias}")["findings"] == []
+        assert len(said("verify")["findings"]) == 6 - 3 * number
+
+
 # ------------------------------------------------------------------ words
 
 
