@@ -200,7 +200,7 @@ def _unknown(what: str, found: str) -> InputError:
     return InputError(
         f"{what} is {found}; show takes an artifact, traces, a model, what a verb wrote, or "
         "PLACE/NAME@ALIAS of a registry",
-        hint="`specctl registry show NAME` has the versions of a name"
+        hint="`specctl registry show NAME --registry PLACE` has the versions of a name"
         if "@" in what or split_reference(what) is not None or is_registry(what)
         else "check the path",
     )

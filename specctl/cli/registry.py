@@ -23,7 +23,7 @@ from specctl.formatting import listed
 from specctl.records import option
 from specctl.registry import listing
 from specctl.registry.log import Logged
-from specctl.registry.names import parse_new_alias
+from specctl.registry.names import parse_new_alias, typed
 from specctl.registry.publishing import contradictions, version_digest
 from specctl.registry.pulling import copy_out, pull_from
 from specctl.registry.trust import Trust, TrustedKey, edit_trust, verify_folder
@@ -79,7 +79,7 @@ class WriterConfig(BaseModel):
 
 def in_history(given: Mapping[str, Any]) -> str:
     """The report of an interrupted verb."""
-    return f"it may have been done: see specctl registry log {given['name']}"
+    return f"it may have been done: see {typed(given['registry'], 'log', given['name'])}"
 
 
 # --------------------------------------------------------------------------- publishing
@@ -359,8 +359,8 @@ def verify(
     parts = _rows(what, rows, "state code place found").parts if rows else ()
     return Answer(
         asdict(done),
-        [*parts, [done.sentence()]],
-        lambda: done.refuse(what, is_wanted=reference is not None),
+        [*parts, [done.sentence(opened.url)]],
+        lambda: done.refuse(opened.url, reference),
     )
 
 

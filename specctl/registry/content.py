@@ -27,6 +27,7 @@ from specctl.artifacts.signing import parse_statement
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, SpecctlError
 from specctl.records import describe_violation
+from specctl.registry.names import typed
 from specctl.stores import (
     KeyAbsentError,
     ObjectStore,
@@ -133,7 +134,8 @@ class Content:
         try:
             data = read(self.store, key, max_bytes=max_bytes)
         except KeyAbsentError:
-            fix = "push the artifact again; `specctl registry verify` names all that is missing"
+            missing = typed(self.store.url, "verify")
+            fix = f"push the artifact again; {missing} names all that is missing"
             raise ArtifactError("E_MISSING", place, "the object is missing", hint=fix) from None
         except ObjectTooLargeError:
             raise ArtifactError(

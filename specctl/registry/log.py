@@ -27,7 +27,7 @@ from specctl.artifacts.signing import (
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, RegistryError
 from specctl.records import Record, canonical_json, describe_violation
-from specctl.registry.names import segment_of
+from specctl.registry.names import segment_of, typed
 from specctl.registry.trust import Trust
 from specctl.stores import KeyAbsentError, ObjectStore, UnreadableError, create, read
 
@@ -275,7 +275,7 @@ class Log:
             "E_LOG",
             f"{self.store.url}, {entry_key(self.name, len(self.entries))}",
             problem,
-            hint="run `specctl registry verify`; restore the history from a copy",
+            hint=f"run {typed(self.store.url, 'verify')}; restore the history from a copy",
         )
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass
 
 from specctl.errors import RegistryError
@@ -143,10 +144,15 @@ def name_of(segment: str) -> str:
     return parse_name(segment.replace("=", ":"))
 
 
+def typed(url: str, *words: str) -> str:
+    """A command of `specctl registry`, with the registry that it is for."""
+    return f"`specctl registry {shlex.join(words)} --registry {shlex.quote(url)}`"
+
+
 def _matched(pattern: re.Pattern[str], what: str, grammar: str, text: str) -> str:
     if pattern.fullmatch(text):
         return text
-    fix = "take it from `specctl registry show NAME`" if what == "digest" else ""
+    fix = "take it from `specctl registry show NAME --registry PLACE`" if what == "digest" else ""
     if pattern.fullmatch(text.lower()):
         fix = f"write it in lower case: {text.lower()}"
     raise RegistryError("E_NAME", what, f"{text!r} is not {grammar}", hint=fix)

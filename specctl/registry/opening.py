@@ -26,7 +26,7 @@ from specctl.errors import ArtifactError, RegistryError
 from specctl.records import Record, canonical_json, describe_violation
 from specctl.registry.content import Content
 from specctl.registry.log import LOGS, REGISTRY_VERSION, Generation, Log, Nonce
-from specctl.registry.names import MARKER, name_of, segment_of
+from specctl.registry.names import MARKER, name_of, segment_of, typed
 from specctl.registry.userdirs import cache_home, read_note, write_note
 from specctl.stores import (
     PROBE_KEY,
@@ -151,7 +151,7 @@ class Registry:
                 "E_UNKNOWN_NAME",
                 f"{self.url}, {name}",
                 "nothing was ever published under this name",
-                hint="`specctl registry list` shows the names",
+                hint=f"{typed(self.url, 'list')} shows the names",
             )
         return log
 
@@ -240,7 +240,7 @@ def read_marker(store: ObjectStore) -> Marker:
             "E_NO_REGISTRY",
             store.url,
             f"this is no registry: it has no {MARKER}",
-            hint="check the place, or `specctl registry init` it",
+            hint=f"check the place, or make it one: {typed(store.url, 'init')}",
         ) from None
     except (ArtifactError, ValidationError, ObjectTooLargeError) as error:
         problem = describe_violation(error) if isinstance(error, ValidationError) else error.message

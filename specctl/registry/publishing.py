@@ -21,6 +21,7 @@ from specctl.registry.names import (
     parse_new_alias,
     parse_reference,
     parts_of,
+    typed,
 )
 from specctl.registry.opening import Registry
 from specctl.registry.resolving import (
@@ -210,7 +211,7 @@ def rollback(
     log = writer.registry.known_log(name)
     present = _present(writer, log, alias, expect)
     moves = log.accepted(writer.trust).moves.get(alias, [])
-    digest = _previous(Reference(name, alias), moves, None if to is None else parse_digest(to))
+    digest = _previous(log, alias, moves, None if to is None else parse_digest(to))
     try:
         return _moved(writer, log, present, "rollback", alias, digest, reason)
     except UnknownOutcomeError as lost:
@@ -234,7 +235,7 @@ def _present(writer: Writer, log: Log, alias: str, expect: str | None = None) ->
     return present
 
 
-def _previous(reference: Reference, moves: Sequence[Pointer], to: str | None) -> str:
+def _previous(log: Log, alias: str, moves: Sequence[Pointer], to: str | None) -> str:
     """The version to go back to (else E_NO_PREVIOUS)."""
     held = [one.digest for one in moves]
     if to is None and len(held) > 1:
@@ -245,8 +246,9 @@ def _previous(reference: Reference, moves: Sequence[Pointer], to: str | None) ->
     if held and to is not None:
         older = list(dict.fromkeys(held[-2::-1]))[:MAX_NAMED]
         problem = f"the alias never had {to}; it had {', '.join(older) or 'no older version'}"
-    fix = "specctl registry promote points it to any version, also one that was rolled back"
-    raise RegistryError("E_NO_PREVIOUS", str(reference), problem, hint=fix)
+    command = typed(log.store.url, "promote", log.name, alias, "VERSION")
+    fix = f"{command} points it to any version, also one that was rolled back"
+    raise RegistryError("E_NO_PREVIOUS", str(Reference(log.name, alias)), problem, hint=fix)
 
 
 def _moved(

@@ -12,7 +12,7 @@ from specctl.artifacts.signing import parse_envelope, speaks_of
 from specctl.errors import RegistryError, did_you_mean
 from specctl.registry.content import Content
 from specctl.registry.log import Log, Logged, NameState, Pointer
-from specctl.registry.names import Reference
+from specctl.registry.names import Reference, typed
 from specctl.registry.opening import Registry
 from specctl.registry.trust import Trust
 
@@ -107,7 +107,8 @@ def named_digest(log: Log, reference: Reference, trust: Trust) -> str:
     if reference.alias is None:
         problem = f"the name needs @ALIAS, @v<number> or @sha256:<hex> ({there})"
         raise RegistryError("E_NAME", str(reference), problem, hint="name the version")
-    fix = did_you_mean(reference.alias, known, "`specctl registry show` lists both")
+    lists = f"{typed(log.store.url, 'show', log.name)} lists"
+    fix = did_you_mean(reference.alias, known, f"{lists} both")
     problem = f"the name has no such alias or version ({there})"
     raise RegistryError("E_UNKNOWN_ALIAS", str(reference), problem, hint=fix)
 
@@ -119,7 +120,8 @@ def check_published(log: Log, digest: str) -> None:
             "E_MISSING",
             f"{log.name}@{digest}",
             f"the name has {len(log.state.versions)} versions, and none has this digest",
-            hint="push it under this name first; `specctl registry show` lists versions",
+            hint="push it under this name first; "
+            f"{typed(log.store.url, 'show', log.name)} lists versions",
         )
 
 

@@ -39,7 +39,7 @@ Glob = Annotated[str, Field(pattern=r"^[a-z0-9._+@:*-]{1,256}$")]
 """`*` stands for any characters; nothing else is special."""
 Text = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{0,256}$")]
 MAX_KEYS, MAX_GLOBS, MAX_TRUST_BYTES = 256, 64, 1 << 20
-_TRUST = "trust that key, if you know its owner: specctl registry trust add"
+_TRUST = "trust that key, if you know its owner: specctl registry trust add KEY.pub --name NAME"
 _FETCH = "fetch it again: the signed bytes were others"
 _SIGN = (
     "sign it with --key of a trusted key: specctl registry push, promote or rollback, or registry "

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from specctl.errors import ArtifactError, CodedError, RegistryError, SpecctlError
 from specctl.registry.content import Content
 from specctl.registry.log import LOGS, Log, Logged, Move
-from specctl.registry.names import Reference, name_of
+from specctl.registry.names import Reference, name_of, typed
 from specctl.registry.opening import Registry
 from specctl.registry.resolving import (
     accepted_signatures,
@@ -26,10 +26,6 @@ from specctl.stores import ObjectTooLargeError, UnreadableError
 OBJECT_ERRORS = (ArtifactError, RegistryError, UnreadableError, ObjectTooLargeError)
 """Errors that concern one object; others concern the store."""
 _MEND = "restore what is damaged from a copy; delete no entry of a history (docs/operators.md)"
-_SIGN = (
-    "sign again what you still need, with a trusted key: specctl registry push FOLDER NAME "
-    "--alias ALIAS --key KEY"
-)
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class Audit:
         """The findings that are faults."""
         return [one for one in self.findings if one.state == "damage"]
 
-    def sentence(self) -> str:
+    def sentence(self, url: str) -> str:
         """`no damage: 2 names, 5 entries, 2 artifacts checked`."""
         damage, refused = len(self.damage), len(self.findings) - len(self.damage)
         verdict = f"damage at {_count(damage, 'place')}" if damage else "no damage"
@@ -67,18 +63,20 @@ class Audit:
         )
         sentence = f"{verdict}: {', '.join(counts)} checked"
         if refused:
-            sentence += f"; your trust file does not accept {_count(refused, 'place')}; {_SIGN}"
+            sentence += (
+                f"; your trust file does not accept {_count(refused, 'place')}; {_sign(url)}"
+            )
         return sentence
 
-    def refuse(self, what: str, *, is_wanted: bool = False) -> None:
-        """Raises the first finding of damage; of one reference that is wanted, the first of all."""
-        found = self.damage or (self.findings if is_wanted else [])
+    def refuse(self, url: str, reference: str | None = None) -> None:
+        """Raises the first finding of damage; of a reference, which is wanted, the first of all."""
+        found = self.damage or (self.findings if reference else [])
         if not found:
             return
         first, number = found[0], _count(len(found), "finding")
-        fix = _MEND if self.damage else _SIGN
+        fix = _MEND if self.damage else _sign(url)
         problem = f"{first.state}: {number}, the first at {first.place}: {first.found}"
-        raise ArtifactError(first.code, what, problem, hint=fix)
+        raise ArtifactError(first.code, reference or url, problem, hint=fix)
 
 
 def verify(registry: Registry, trust: Trust, reference: Reference | None = None) -> Audit:
@@ -156,6 +154,11 @@ def _finding(place: str, error: SpecctlError) -> Finding:
     state: Literal["damage", "not accepted"]
     state = "not accepted" if isinstance(error, UntrustedError) else "damage"
     return Finding(code, place, found, state)
+
+
+def _sign(url: str) -> str:
+    command = typed(url, "push", "FOLDER", "NAME", "--alias", "ALIAS", "--key", "KEY")
+    return f"sign again what you still need, with a trusted key: {command}"
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

@@ -69,8 +69,8 @@ def ensure(store: ObjectStore, key: str, data: bytes) -> None:
     except KeyTakenError as error:
         raise StoreError(
             f"{store.url}, {key}: its bytes do not match the digest in its name",
-            hint="check the rest with `specctl registry verify` or `specctl traces verify`, remove "
-            "that object, then do this again",
+            hint=f"check the rest with `specctl registry verify --registry {store.url}` or "
+            f"`specctl traces verify {store.url}`, remove that object, then do this again",
         ) from error
 
 

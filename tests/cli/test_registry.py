@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -228,6 +230,48 @@ def test_damage_ends_with_a_code(registry: Path, artifacts: Artifacts) -> None:
     assert blob.read_bytes() == b"altered", "nothing is changed"
 
 
+def lose(place: Path) -> None:
+    shutil.rmtree(place)
+    place.mkdir()
+
+
+HINTS: dict[str, tuple[str, Callable[[Path], object] | None]] = {
+    "a version": (f"promote {NAME} prod v9", None),
+    "an alias": (f"pull {NAME}@unheard-of", None),
+    "a digest": (f"pull {NAME}@sha256:{'0' * 64}", None),
+    "a rollback": (f"rollback {NAME} prod --reason slower", None),
+    "a rollback of no alias": (f"rollback {NAME} next --reason slower", None),
+    "a name": ("log qwen3-8b", None),
+    "no registry": ("list", lose),
+    "a blob": (f"pull {NAME}@prod", lambda place: lose(place / "blobs" / "sha256")),
+    "a history": (
+        f"log {NAME}",
+        lambda place: next(place.glob("log/*/*0.json")).write_text("altered"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HINTS)
+def test_a_command_of_a_hint_works_as_it_is_printed(
+    kind: str,
+    registry: Path,
+    artifacts: Artifacts,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the registry was given by the option, the command has it."""
+    publish(artifacts, "chain")
+    monkeypatch.delenv("SPECCTL_REGISTRY")
+    line, harm = HINTS[kind]
+    if harm is not None:
+        harm(registry)
+    said = specctl("registry", *line.split(), "--registry", registry)
+    assert said.code != 0
+    [told] = re.findall("`specctl ([^`]+)`", said.err)
+    words = ["v1" if word == "VERSION" else word for word in shlex.split(told)]
+    found = specctl(*words)
+    assert found.code == (ARTIFACT if kind in ("a blob", "a history") else 0), found
+
+
 def test_what_a_revoked_key_signed_is_no_damage(
     registry: Path, artifacts: Artifacts, tmp_path: Path
 ) -> None:
@@ -266,7 +310,8 @@ def test_what_a_revoked_key_signed_is_no_damage(
         refused = specctl("registry", "verify", f"{NAME}@{alias}")
         assert refused.code == ARTIFACT
         assert "not accepted: 3 findings" in refused.err
-        told = refused.err.rpartition("specctl ")[2].split()
+        told = shlex.split(re.findall("`specctl ([^`]+)`", refused.err)[-1])
+        assert told[-2:] == ["--registry", str(registry)]
         given = {"FOLDER": artifacts[kind], "NAME": NAME, "ALIAS": alias, "KEY": new}
         assert set(given) < {*told}
         passes(*(given.get(word, word) for word in told))
@@ -320,8 +365,8 @@ def test_a_terminated_verb_says_where_to_look(
         ):
             done = specctl("registry", *verb)
             assert (done.code, done.out) == (143, ""), verb
-            line = f"terminated: it may have been done: see specctl registry log {NAME}"
-            assert done.err.startswith(line), verb
+            log = f"`specctl registry log {NAME} --registry {os.environ['SPECCTL_REGISTRY']}`"
+            assert done.err == f"terminated: it may have been done: see {log}\n", verb
     assert len(said("log", NAME)) == 5, "each of them was"
     monkeypatch.setattr(log_module.Log, "refresh", never)
     done = specctl("registry", "log", NAME)
