@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -149,10 +149,13 @@ def specctl(
         typer.echo(FIRST_SCREEN, nl=False)
 
 
-def main() -> None:
+def main(begin: Callable[[], None] = lambda: None) -> None:
     """Entry point. Errors become one line and an exit code.
 
     Ctrl-C (exit code 130) and SIGTERM (143) keep the work that is finished.
+
+    Args:
+        begin: called when all is imported, before the verb runs.
     """
     console.prepare_output()
     # With a backtrace, polars' report of a failed allocation deadlocks.
@@ -162,7 +165,9 @@ def main() -> None:
         left = NOTHING
         try:
             _check_words(sys.argv[1:])
-            code = load_verbs(sys.argv[1:])(standalone_mode=False, prog_name="specctl")
+            verbs = load_verbs(sys.argv[1:])
+            begin()
+            code = verbs(standalone_mode=False, prog_name="specctl")
         except SpecctlError as error:
             code = _refuse(error)
         except typer.TyperException as error:  # from the parser of options

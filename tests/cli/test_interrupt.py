@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -229,3 +231,40 @@ def test_handlers_of_others_are_left_alone(
     thread.start()
     thread.join()
     assert found == [signal.SIG_IGN, before]
+
+
+AT = """
+import atexit, os, runpy, signal, sys
+name, number = sys.argv[1], int(sys.argv[2])
+class Signal:
+    def find_spec(self, found, *_):
+        if found == name:
+            os.kill(os.getpid(), number)
+sys.meta_path.insert(0, Signal())
+if name == "the end":
+    atexit.register(os.kill, os.getpid(), number)
+sys.argv[:] = ["specctl", *sys.argv[3:]]
+runpy.run_module("specctl", run_name="__main__", alter_sys=True)
+"""
+"""A program that runs specctl, and sends it a signal when it imports a module."""
+STARTS = ("specctl.cli", "typer", "specctl.cli.registry", "cryptography", "the end")
+
+
+@pytest.mark.parametrize("moment", STARTS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_or_after_a_verb_is_one_line(
+    moment: str, number: int, tmp_path: Path
+) -> None:
+    """While modules are imported, and when Python ends."""
+    verb = ("registry", "keygen", tmp_path / "key")
+    ran = subprocess.run(
+        [sys.executable, "-c", AT, moment, str(int(number)), *map(str, verb)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 128 + number
+    word = "interrupted" if number == signal.SIGINT else "terminated"
+    is_over = moment == "the end"
+    assert ran.stderr == (f"{word}\n" if is_over else f"{word}: nothing was written\n")
+    assert (tmp_path / "key").exists() == is_over
