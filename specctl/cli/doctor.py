@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from typing import Annotated, Literal
 
@@ -49,7 +50,8 @@ def doctor(
     """Check what specctl needs: each line is ok or says what to do.
 
     Device, models (loaded, what was read of the drafter and what was assumed, and a text decoded),
-    registry, vLLM's plugin. Exit code 12 where anything is wrong.
+    registry, vLLM's plugin, and of each engine the versions that are here and that are known to
+    work. Exit code 12 where anything is wrong.
     """
     given = dict(zip(("target", "drafter"), pair or (), strict=False))
     twice = [name for name in given if f"--{name}" in models.changed]
@@ -64,6 +66,9 @@ def doctor(
         "drafter": lambda: check_drafter(config, notes),
         "registry": check_registry,
         "vLLM": check_vllm,
+        "SGLang": lambda: check_engine("sglang", "sglang"),
+        "transformers": lambda: check_engine("transformers", "transformers"),
+        "llama.cpp": lambda: check_engine("llamacpp", "xllamacpp", "gguf"),
     }
     findings = []
     with progress("checks", len(checks)):
@@ -134,10 +139,23 @@ def check_registry() -> Finding:
     return Finding("registry", "ok", f"{place}: {count(len(names), 'name')}")
 
 
+def check_engine(name: str, *packages: str) -> Finding:
+    """The versions of an engine's packages, and the one that is known to work."""
+    from specctl.engines.export import ENGINES
+
+    engine, found = ENGINES[name], []
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    here = ", ".join(found) or f"{' and '.join(packages)} not installed here"
+    known = f"{here}; known to work: {engine.checked.partition(':')[0]}"
+    return Finding(engine.title, "ok" if found else "-", known)
+
+
 def check_vllm() -> Finding:
     """vLLM's version, the methods that the plugin replaces, its entry point and its settings."""
     if find_spec("vllm") is None:
-        return Finding("vLLM", "-", "not installed here")
+        return check_engine("vllm", "vllm")
     from specctl.engines.settings import VARIABLE, read_settings
     from specctl.engines.vllm_plugin import (
         CHECKED_VERSIONS,

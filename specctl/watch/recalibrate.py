@@ -2,7 +2,8 @@
 
 The recent prompts are split. One side fits and chooses; on the other the new policy is compared
 with the deployed one and with the best static setting, prompt by prompt. It becomes a candidate if
-it is faster than both by more than the interval.
+it is faster than both by more than the interval. In place of a static setting, the best static one
+becomes it where it is faster than the deployed one.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Recalibration:
             )
         if not self.against_deployed.low > 1:
             return "it is not faster than the deployed policy by more than its interval"
-        if not self.is_static and not self.against_static.low > 1:
+        if self.candidate != self.static and not self.against_static.low > 1:
             return "it is not faster than the best static setting by more than its interval"
         return ""
 
@@ -124,10 +125,10 @@ class Recalibration:
 def recalibration_parts(data: Mapping[str, Any]) -> list[Any]:
     """The verdict of `recalibration.json`, its gains, table and notes."""
     over = [Interval.of_json(data[name]) for name in ("against_deployed", "against_static")]
-    gains = (
-        f"× {over[0].text('.2f')} of the deployed policy, × {over[1].text('.2f')} of the best "
-        f"static setting{data['proviso'] or ''}"
-    )
+    static = f"× {over[1].text('.2f')} of the best static setting"
+    if data["candidate"] == data["static"]:
+        static = "and the best static setting itself"
+    gains = f"× {over[0].text('.2f')} of the deployed policy, {static}{data['proviso'] or ''}"
     verdict = [f"Keep {data['deployed']}: {data['why_not']}.", f"The refit is {gains}."]
     if data["why_not"] is None:
         verdict = [f"Better: {data['candidate']}, {gains}."]

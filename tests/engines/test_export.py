@@ -552,6 +552,8 @@ def test_tuning_for_an_engine_searches_what_it_runs(
     eagle2 = next(found for found in document["families"] if found["family"] == "eagle2")
     assert (eagle2["num_settings"] > 0) == (engine == "sglang")
     assert (eagle2["num_not_run"] > 0) == (engine != "sglang")
+    left_out = any(found["num_not_run"] for found in document["families"])
+    assert ("of the grid are of other engines" in outcome.out) == left_out
     small = "embedded:small" if engine == "transformers" else "embedded"
     done = specctl("export", tmp_path / "tune.json", "--to", engine, "--drafter", small)
     assert (done.code, "was made on synthetic" in done.err) == (0, True)

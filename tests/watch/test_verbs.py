@@ -26,7 +26,12 @@ from specctl.replay.tune.candidates import parse_families
 from specctl.runtime.words import resolve_policy
 from specctl.stats import Interval, split_prompts
 from specctl.watch.price import check_pair
-from specctl.watch.recalibrate import COMPARED, Recalibration, families_to_search
+from specctl.watch.recalibrate import (
+    COMPARED,
+    Recalibration,
+    families_to_search,
+    recalibration_parts,
+)
 from specctl.watch.signals import read_prompts
 from tests.cli.command import passes, refuses, specctl, write_lines
 from tests.replay.costs import table_model
@@ -260,6 +265,33 @@ def test_a_candidate_that_the_log_lacks_is_not_promoted(lacking: str | None) -> 
     found = Recalibration(tuned, *words, is_same=False, is_static=False, facts=facts)
     assert found.is_better == (lacking is None)
     assert ("holds 98.0% of what" in found.why_not) == (lacking is not None)
+
+
+SLOWER, FASTER, SAME = Interval(0.9, 0.85, 0.95), Interval(1.1, 1.05, 1.15), Interval(1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "over", "verdict"),
+    [
+        ("ar", SAME, "Better: ar, × 1.10 [1.05, 1.15] of the deployed policy, and the best static"),
+        ("svip", FASTER, "Better: svip, × 1.10 [1.05, 1.15] of the deployed policy, × 1.10 [1.05"),
+        ("svip", SLOWER, "Keep chain: it is not faster than the best static setting by more"),
+        ("chain:2", SAME, "Keep chain: it is not faster than the best static setting by more"),
+    ],
+)
+def test_in_place_of_a_static_setting_a_candidate_is_the_best_one_or_faster(
+    candidate: str, over: Interval, verdict: str
+) -> None:
+    rates, support = dict.fromkeys(COMPARED, Interval(9, 8, 10)), dict.fromkeys(COMPARED, 1.0)
+    words: Any = ("chain", candidate, "ar", rates, support, FASTER, over)
+    tuned: Any = SimpleNamespace(result=SimpleNamespace(policies=()))
+    facts: Any = None
+    found = Recalibration(tuned, *words, is_same=False, is_static=True, facts=facts)
+    data: Any = {"deployed": "chain", "candidate": candidate, "static": "ar"}
+    data |= {"why_not": found.why_not or None, "proviso": None, "rates": {}, "marked": {}}
+    data |= {"num_prompts": {"held_out": 1, "train": 1}, "notes": []}
+    data |= {"against_deployed": FASTER.to_json(), "against_static": over.to_json()}
+    assert recalibration_parts(data)[0].startswith(verdict)
 
 
 def test_the_way_out_of_damage_is_one_that_drift_can_take(served: Path, tmp_path: Path) -> None:

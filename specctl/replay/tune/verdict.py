@@ -277,7 +277,7 @@ def tune_notes(result: TuneResult) -> Iterator[str]:
     left_out = {
         "are larger than the log's trees": too_large,
         "need expansions that the log lacks": lacking,
-        f"left out, which {result.for_engine} does not run": not_run,
+        "of the grid are of other engines": not_run,
     }
     others = [f"{number:,} {why}" for why, number in left_out.items() if number]
     yield "; ".join([f"Tried {count(result.num_settings, 'setting')}", *others]) + "."
