@@ -17,6 +17,7 @@ from specctl.errors import UsageError
 from specctl.formatting import Table, count, pair_title, part, sampling
 from specctl.progress import progress
 from specctl.records import PositiveInt, option
+from specctl.replay.config import ALL_PROMPTS
 from specctl.runtime.config import Decisions, DecodingConfig
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def run(
         None, "Log each N-th prompt densely too, into TRACES-dense", default="none"
     ),
     allow_lossy: bool = option(False, "Accept policies that may change the output"),
+    all_prompts: bool = ALL_PROMPTS,
     allow_mismatch: bool = option(
         False,
         "Accept lossless artifacts of another pair, hardware, number format or batch size",
@@ -101,6 +103,8 @@ def run(
     from specctl.collect.dense import collect_dense
     from specctl.collect.live import recording
     from specctl.policy import FullTree
+    from specctl.replay.facts import prompt_notes
+    from specctl.replay.held_out import choose_prompts
     from specctl.runtime.compare import compare_policies, write_results
     from specctl.runtime.load import expectation
 
@@ -108,6 +112,10 @@ def run(
         pair = config.load_pair()
     loaded, settings, size = with_room(loaded, pair, config), config.settings, config.batch_size
     check_policies(named, expectation(pair, size, allow_mismatch=allow_mismatch))
+    with_all = all_prompts or not named[1:]  # one policy writes the texts of all
+    names = [prompt.prompt_id for prompt in loaded]
+    chosen = choose_prompts(names, named, None, all_prompts=with_all)
+    loaded = [prompt for prompt in loaded if prompt.prompt_id in chosen.prompts]
     log: AbstractContextManager[TraceRecorder | None] = nullcontext()
     if trace is not None:
         log = recording(pair, loaded, named[0].policy, settings, trace)
@@ -127,17 +135,23 @@ def run(
         for place in sets[1:]
     ]
     if out is not None:
-        write_results(out, comparison, pair, settings, size, decisions)
+        left_out = chosen.num_left_out
+        write_results(out, comparison, pair, settings, size, decisions, num_left_out=left_out)
     num_prompts = part(comparison.num_prompts, comparison.num_given, "prompt")
     title = run_title(pair, num_prompts, settings)
-    return answer_of(comparison, title, [one.render() for one in sampled])
+    lines = [*prompt_notes(chosen.num_left_out, None), *(one.render() for one in sampled)]
+    return answer_of(comparison, title, lines)
 
 
 # --------------------------------------------------------------------------- output
 
 
-def answer_of(comparison: Comparison, title: str, sampled: Sequence[Any]) -> Answer:
-    """The table of a run, with its texts, or with the verdict of a comparison."""
+def answer_of(comparison: Comparison, title: str, more: Sequence[Any]) -> Answer:
+    """The table of a run, with its texts, or with the verdict of a comparison.
+
+    Args:
+        more: shown below.
+    """
     from specctl.runtime.compare import verdict
 
     results, waiting = comparison.results, comparison.waiting_frac
@@ -149,7 +163,7 @@ def answer_of(comparison: Comparison, title: str, sampled: Sequence[Any]) -> Ans
             raise KeyboardInterrupt
 
     if len(results) == 1:
-        return Answer(rows, [texts_of(results[0].conversations), table, *sampled], end)
+        return Answer(rows, [texts_of(results[0].conversations), table, *more], end)
     lines = [equality_line(rows)]
     if comparison.is_interrupted:
         lines.append(
@@ -158,7 +172,7 @@ def answer_of(comparison: Comparison, title: str, sampled: Sequence[Any]) -> Ans
         )
     if waiting is not None and waiting >= LEAST_WAITING:
         lines.append(f"Other work runs here: decoding waited {waiting:.0%} of the time.")
-    return Answer(rows, [verdict(results), table, *lines], end)
+    return Answer(rows, [verdict(results), table, *lines, *more], end)
 
 
 def texts_of(conversations: Sequence[Conversation]) -> list[str]:
@@ -175,8 +189,10 @@ def texts_of(conversations: Sequence[Conversation]) -> list[str]:
 
 def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
     """The table of `specctl run`: one row a policy."""
-    from specctl.stats import Interval  # brings numpy
+    from specctl.replay.facts import TRAINED, prompt_notes  # brings numpy
+    from specctl.stats import Interval
 
+    fitted = [row["policy"] for row in rows if row["num_prompts_fitted_on"]]
     cells = []
     for row in rows:
         wall = row["wall_us"] or 1.0
@@ -184,7 +200,7 @@ def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
         spent.append(row["other_us"] + row["prefill_us"])
         cells.append(
             [
-                row["policy"],
+                row["policy"] + TRAINED * (row["policy"] in fitted),
                 f"{row['tokens_per_s']:.0f}",
                 Interval.of_json(row["paired"]["speedup"]).text(".2f") if row["paired"] else "-",
                 f"{row['mean_acceptance_length']:.2f}",
@@ -197,7 +213,7 @@ def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
     base = next((row["policy"] for row in rows if not row["paired"]), "")
     heads = ("policy", "tokens/s", f"× {base}", "τ", "calls", "verified", *shares)
     wide = ("verified", *shares, *(() if rows[1:] else (heads[2],)))
-    return Table(title, heads, cells, wide=wide)
+    return Table(title, heads, cells, "\n".join(prompt_notes(None, fitted)), wide=wide)
 
 
 def equality_line(rows: Sequence[dict[str, Any]]) -> str:

@@ -26,7 +26,7 @@ Engine = Literal["specctl", "vllm", "llamacpp"]
 
 ALL_PROMPTS: bool = option(
     False,
-    "Score prompts that a policy was fitted on, too; it is then marked and cannot win",
+    "Take prompts that a policy was fitted on, too; it is then marked and cannot win",
     name="--all-prompts",
 )
 FORCE: bool = option(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -117,11 +117,7 @@ class TraceFacts(PairFacts):
 
     def footnotes(self) -> Iterator[str]:
         """Sentences on prompts that were left out, and on each mark."""
-        if self.num_prompts_left_out:
-            out = count(self.num_prompts_left_out, "prompt")
-            yield f"{out} left out: a policy here was fitted on them (--all-prompts scores them)."
-        if self.scored_on_training_prompts:
-            yield f"{TRAINED} fitted on some of these prompts, which flatters it: it cannot win."
+        yield from prompt_notes(self.num_prompts_left_out, self.scored_on_training_prompts)
         if self.without_decision_cost:
             yield (
                 f"{NOT_TIMED} its own decisions cost nothing on this clock, so it cannot win; "
@@ -163,6 +159,15 @@ TRAINED = "†"
 """Marks a policy that was fitted on scored prompts."""
 NOT_TIMED = "‡"
 """Marks a policy whose own decisions have no time."""
+
+
+def prompt_notes(num_left_out: int | None, trained: Collection[str] | None) -> Iterator[str]:
+    """Sentences on prompts of fits: those that were left out, and the mark of policies."""
+    if num_left_out:
+        out = count(num_left_out, "prompt")
+        yield f"{out} left out: a policy here was fitted on them (--all-prompts takes them too)."
+    if trained:
+        yield f"{TRAINED} fitted on some of these prompts, which flatters it: it cannot win."
 
 
 def policy_options(words: Iterable[str]) -> str:

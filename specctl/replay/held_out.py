@@ -1,4 +1,4 @@
-"""The choice of prompts that policies are scored on, outside the prompts of their fits.
+"""The choice of prompts that policies are scored or timed on, outside the prompts of their fits.
 
 An artifact records the prompts of its fit and choice (`Evidence.fitted_on`). All rows of a table
 are scored on the same prompts, so comparisons are paired: on the prompts outside all fits, if at
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,7 @@ def logged_prompts(traces: TraceSet) -> list[str]:
 def choose_prompts(
     prompt_ids: Iterable[str],
     named: Iterable[NamedPolicy],
-    traces: TraceSet,
+    traces: TraceSet | None,
     *,
     split: SplitOptions | None = None,
     all_prompts: bool = False,
@@ -73,11 +73,12 @@ def choose_prompts(
     `all_prompts` is set.
 
     Args:
+        traces: None where prompts are decoded.
         split: the verb's own; None where it scores all prompts of the traces.
         all_prompts: leave none out.
     """
     prompts, named = tuple(sorted(set(prompt_ids))), list(named)
-    fitted = {one.label: trained_on(one, prompts) for one in named}
+    fitted = {one.label: one.fitted_on(prompts) for one in named}
     others = set(prompts).difference(*fitted.values())
     if len(others) == len(prompts):
         return ScoredPrompts(prompts)
@@ -109,23 +110,15 @@ def split_and_choose(
     return Split(sides.train, scored.prompts), scored
 
 
-def trained_on(policy: NamedPolicy, prompts: Iterable[str]) -> set[str]:
-    """The prompts among some that a part of a policy was fitted on."""
-    evidence = [one.evidence for one in _manifests(policy)]
-    return set[str]().union(*(one.was_fitted_on(prompts) for one in evidence if one is not None))
-
-
-def _manifests(policy: NamedPolicy) -> Iterator[Manifest]:
-    return (artifact.manifest for _, artifact in policy.parts)
-
-
 def _remedy(
     named: Sequence[NamedPolicy],
     trained: Collection[str],
-    traces: TraceSet,
+    traces: TraceSet | None,
     split: SplitOptions | None,
 ) -> str:
     """The next step that leaves enough prompts outside all fits."""
+    if traces is None:
+        return f"give {MIN_PROMPTS} or more others in PROMPTS"
     prompts = logged_prompts(traces)
     if len(prompts) < 2 * MIN_PROMPTS:
         return (
@@ -133,7 +126,8 @@ def _remedy(
             f"{len(prompts)} leaves no {MIN_PROMPTS} to score on"
         )
     marked = [one for one in named if one.label in trained]
-    own = {found for one in marked for m in _manifests(one) if (found := _split_of(m))}
+    fits = (artifact.manifest for one in marked for _, artifact in one.parts)
+    own = {found for manifest in fits if (found := _split_of(manifest))}
     if split is not None and len(own) == 1:
         [(share, seed)] = own
         return f"give --held-out {share:g} --seed {seed}, as it was fitted"

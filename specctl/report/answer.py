@@ -171,7 +171,10 @@ def _answer(
         for one in run.policies:
             of_tune = one.artifact_digest is not None and one.artifact_digest == given.artifact
             if one.paired and run.has_plain and (of_tune or one.policy == given.setting):
-                shown.append((f"× {one.paired.speedup.text('.2f')}", f"{TIMES_PLAIN} {place}"))
+                own = one.num_prompts_fitted_on
+                seen = f", {own:,} of them of its own fit, which flatters it" if own else ""
+                speed = f"× {one.paired.speedup.text('.2f')}"
+                shown.append((speed, f"{TIMES_PLAIN} {place}{seen}"))
     rungs = () if ladder is None else ladder.rungs
     beaten = None if ladder is None else ladder.beaten_estimate
     limits = [r for r in rungs if r.kind in LIMITS and not (beaten and r.is_estimate)]

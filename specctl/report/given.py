@@ -38,6 +38,7 @@ class RunPolicy(ResultRecord):
     model_config = ConfigDict(extra="ignore")
 
     policy: str
+    num_prompts_fitted_on: int
     num_tokens: int
     calls: int
     verified_tokens: int
@@ -56,6 +57,7 @@ class RunFacts(ResultRecord):
     pair: PairFingerprint
     num_prompts: int
     num_prompts_given: int
+    num_prompts_left_out: int
     device: str
     dtype: str
     num_threads: int

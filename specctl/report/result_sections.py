@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from specctl.formatting import Table, count, listed, number, part
+from specctl.replay.facts import TRAINED, prompt_notes
 from specctl.replay.ladder.result import LadderResult, ladder_notes, ladder_table, ladder_verdict
 from specctl.replay.results import ReplayScores, replay_result
 from specctl.report.charts import Chart, Series
@@ -62,6 +63,7 @@ def runs_section(run: RunScores) -> Section:
         reading += f" The texts of {listed(differ)} differ from plain decoding's."
     elif same:
         reading += " All texts equal plain decoding's, token for token."
+    fitted = [one.policy for one in run.policies if one.num_prompts_fitted_on]
     waited = facts.waiting_frac
     waiting = "" if waited is None else f"; {waited:.0%} of the time was waiting for a processor"
     decoded = part(facts.num_prompts, facts.num_prompts_given, "prompt")
@@ -69,7 +71,7 @@ def runs_section(run: RunScores) -> Section:
     columns = ("policy", "calls", "verified", "τ", "tokens/s", over)
     rows = [
         (
-            one.policy,
+            one.policy + TRAINED * bool(one.num_prompts_fitted_on),
             f"{one.calls:,}",
             f"{one.verified_tokens:,}",
             f"{one.mean_acceptance_length:.2f}",
@@ -86,6 +88,7 @@ def runs_section(run: RunScores) -> Section:
         f"batch size {facts.batch_size}; Σ tokens / Σ time, policies in turns, prompt by prompt, "
         f"in shuffled order; intervals over turns{waiting}.",
         tables=[Table("Measured", columns, rows)],
+        notes=[*prompt_notes(facts.num_prompts_left_out, fitted)],
         data=run,
     )
 

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import count
 from operator import or_
 from pathlib import Path
@@ -124,10 +124,16 @@ class RunResult:
     graphs: GraphCounters = field(default_factory=GraphCounters)  # warm-up included
     taken: Sequence[Turn] = ()  # in the order of decoding
 
+    @cached_property
+    def fitted_on(self) -> set[str]:
+        """The prompts here that the policy was fitted on, which flatter it."""
+        return self.named.fitted_on(talk.prompt.prompt_id for talk in self.conversations)
+
     def summary(self) -> dict[str, Any]:
         same = None if self.divergences is None else not self.divergences
         return {
             "policy": self.named.label,
+            "num_prompts_fitted_on": len(self.fitted_on),
             **self.metrics.summary(),
             "paired": None if self.paired is None else self.paired.to_json(),
             "is_lossless": self.named.policy.lossless,
@@ -282,10 +288,20 @@ def result_of(
 
 
 def verdict(results: Sequence[RunResult]) -> str:
-    """A sentence on the fastest policy, beside plain decoding or else the first; empty of one."""
-    beside = {run.named.label: run.paired for run in results if run.paired is not None}
-    if not beside:
+    """A sentence on the fastest policy, beside plain decoding or else the first; empty of one.
+
+    A policy that was fitted on some of the prompts cannot win, as in `replay`.
+    """
+    base_run = next((run for run in results if run.paired is None), None)
+    if base_run is None or not results[1:]:
         return ""
+    beside = {
+        run.named.label: run.paired
+        for run in results
+        if run.paired is not None and not run.fitted_on and not base_run.fitted_on
+    }
+    if not beside:
+        return "No verdict on speed: fitted policies ran on prompts of their own fits."
     num_turns = next(iter(beside.values())).num_turns
     if num_turns < MIN_PROMPTS:
         return f"No verdict on speed: {num_turns} turns of each policy, {MIN_PROMPTS} are needed."
@@ -295,8 +311,8 @@ def verdict(results: Sequence[RunResult]) -> str:
         for word in ("faster", "not told apart")
     )
     best = (faster or ranked)[0]
-    plain = next((run for run in results if isinstance(run.named.policy.shape, RootOnly)), None)
-    base = "plain decoding" if plain else results[0].named.label
+    plain = isinstance(base_run.named.policy.shape, RootOnly)
+    base = "plain decoding" if plain else base_run.named.label
     times = f"× {beside[best].speedup.text('.2f')} of {base} ({num_turns} turns)"
     if not faster and unclear:
         gain = beside[unclear[0]]
@@ -373,13 +389,20 @@ def write_results(
     settings: DecodeSettings,
     batch_size: int,
     decisions: Decisions = "auto",
+    *,
+    num_left_out: int = 0,
 ) -> None:
-    """Writes `results.json` (one object a policy), `run.json` and `<policy>.jsonl`."""
+    """Writes `results.json` (one object a policy), `run.json` and `<policy>.jsonl`.
+
+    Args:
+        num_left_out: further prompts, of some policy's fit.
+    """
     results = comparison.results
     facts = {
         "pair": pair.fingerprint.model_dump(),
         "num_prompts": comparison.num_prompts,
         "num_prompts_given": comparison.num_given,
+        "num_prompts_left_out": num_left_out,
         "dtype": str(pair.target.model.dtype).removeprefix("torch."),
         "device": hardware_name(*pair.target.model.devices),
         "num_cpus": os.cpu_count(),

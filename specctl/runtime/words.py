@@ -46,6 +46,14 @@ class NamedPolicy:
     """Artifacts by the part that they supply (`shape`, `budget`, `acceptance`)."""
     spec: str = ""  # the user's words
 
+    def fitted_on(self, prompts: Iterable[str]) -> set[str]:
+        """The prompts among some that a part of it was fitted on."""
+        prompts = tuple(prompts)
+        evidence = [artifact.manifest.evidence for _, artifact in self.parts]
+        return set[str]().union(
+            *(one.was_fitted_on(prompts) for one in evidence if one is not None)
+        )
+
 
 def resolve_policy(
     spec: str,

@@ -1,4 +1,5 @@
-"""No policy is scored on prompts that it was fitted on: in `replay`, `ladder`, `tune`, `report`."""
+"""No policy is scored on prompts that it was fitted on: in `replay`, `ladder`, `tune`, `report`,
+`run`."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from specctl.artifacts import load_artifact
 from specctl.artifacts.manifest import prompt_marks
 from specctl.logs.trace_set import TraceSet
 from specctl.records import HELD_OUT_FRAC
+from specctl.runtime.words import NamedPolicy
 from specctl.stats import MIN_PROMPTS, Split, split_prompts
-from tests.cli.command import passes, specctl
+from tests.cli.command import passes, specctl, write_lines
 from tests.replay.logs import random_traces
 from tests.replay.tune_cases import linear_file
 
@@ -265,3 +267,53 @@ def test_the_ladder_stands_beside_the_tuned_setting_on_the_same_prompts_alone() 
             for words in ("all outcomes known", "or prompts")
         ]
     assert marks == {0.2: [True, False], 0.5: [False, True]}
+
+
+# --------------------------------------------------------------------------- decoded on others
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "options", "num_decoded", "num_left_out", "num_marked"),
+    [
+        (11, ("--compare", "ar,chain"), 8, 3, 0),
+        (10, ("--compare", "ar,chain"), 10, 0, 3),  # seven others are too few
+        (11, ("--compare", "ar,chain", "--all-prompts"), 11, 0, 3),
+        (11, ("--policy", "chain"), 11, 0, 3),  # its texts are wanted
+    ],
+)
+def test_a_run_leaves_prompts_of_a_fit_out_or_marks_the_policy(
+    num_prompts: int,
+    options: tuple[str, ...],
+    num_decoded: int,
+    num_left_out: int,
+    num_marked: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the rule of `replay`; here `chain` is taken for a fit on three of the prompts."""
+    fitted = {f"four:{number}" for number in (1, 2, 3)}
+    file = write_lines(
+        tmp_path / "p.jsonl",
+        *(json.dumps({"id": f"four:{n}", "prompt": f"{n} + 3 is"}) for n in range(num_prompts)),
+    )
+
+    def fitted_on(policy: NamedPolicy, prompts: Any) -> set[str]:
+        return fitted & set(prompts) if policy.label == "chain" else set()
+
+    monkeypatch.setattr(NamedPolicy, "fitted_on", fitted_on)
+    words = ("run", file, *options, "--max-new-tokens", 2, "--threads", 1)
+    found = specctl(*words, "-o", tmp_path / "run")
+    assert found.code == 0, found
+    rows = json.loads((tmp_path / "run" / "results.json").read_text())
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (facts["num_prompts"], facts["num_prompts_left_out"]) == (num_decoded, num_left_out)
+    assert [row["num_prompts_fitted_on"] for row in rows][-1] == num_marked
+    assert ("chain†" in found.out) == ("† fitted on some of these" in found.out) == bool(num_marked)
+    assert (f"{num_left_out} prompts left out" in found.out) == bool(num_left_out)
+    assert ("cannot win; give 8 or more others" in found.err) == (num_decoded == 10)
+    if rows[1:]:
+        assert ("ran on prompts of their own fits" in found.out) == bool(num_marked)
+        passes("report", "--run", tmp_path / "run" / "results.json", "-o", tmp_path / "r.html")
+        page = (tmp_path / "r.html").read_text("utf-8")
+        assert ("chain†" in page) == ("† fitted on some" in page) == bool(num_marked)
+        assert (f"{num_left_out} prompts left out" in page) == bool(num_left_out)
