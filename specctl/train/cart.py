@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specctl.errors import TraceEmptyError, TraceMismatchError, UsageError
 from specctl.features import ENTROPY_TOP_K, phi
-from specctl.formatting import Detail, Table
+from specctl.formatting import Detail, Table, count
 from specctl.logs.logged_draft import LoggedDraft
 from specctl.logs.parquet import collected, scan_files
 from specctl.logs.trace_set import TraceSet
@@ -460,7 +460,7 @@ def report_of(data: CartReport) -> FitReport[CartReport]:
     low, high = held_out.mse_interval or (np.nan, np.nan)
     legend = (
         "Φ: draft entropy up to the bin's end, nats; depth: drafted levels; tokens: verified, root "
-        "counted; rounds and τ: of the base tree, held out"
+        "counted; rounds and τ: of the base tree, held out, a dense log has one at each position"
     )
     return FitReport(
         kind="hetero",
@@ -496,16 +496,18 @@ def report_of(data: CartReport) -> FitReport[CartReport]:
 
 def _verdict(data: CartReport) -> str:
     held_out, r_squared = data.held_out, data.held_out.r_squared
-    rounds = f"{held_out.num_used:,} held-out rounds"
+    total = sum(row.held_out.num_rounds for row in data.bins)
+    which = ", those accepted whole" if data.config.filter == "fully_accepted" else ""
+    rounds = f"{held_out.num_used:,} of {total:,} held-out rounds{which}"
     what = "accepted node's rank" if data.config.label == "tcr" else "accepted length"
-    bins = f"{len(data.bins)} bins"
+    bins, prompts = f"{len(data.bins)} bins", count(data.prompts["held_out"], "prompt")
     if r_squared is None:
         return f"{bins} cannot be judged: all {rounds} have the same {what}."
     if held_out.mse_interval is None:
-        return f"{bins} cannot be judged: {rounds} are of fewer than {MIN_PROMPTS} prompts."
+        return f"{bins} cannot be judged: {rounds}, are of fewer than {MIN_PROMPTS} prompts."
     if r_squared <= 0:
-        return f"These bins predict no better than a constant on {rounds}."
-    return f"{bins} explain {r_squared:.0%} of the variance of the {what} ({rounds})."
+        return f"These bins show no gain over a constant on {rounds} ({prompts})."
+    return f"{bins} explain {r_squared:.0%} of the variance of the {what} on {rounds} ({prompts})."
 
 
 def _summary(data: CartReport) -> tuple[str, ...]:

@@ -131,6 +131,11 @@ class Curve:
     def num_positions(self) -> int:
         return int(self.positions.sum())
 
+    @property
+    def missing_per_position(self) -> float:
+        """Expansions that the log lacks, a position."""
+        return self.num_missing / self.num_positions
+
     def points(self) -> tuple[CurvePoint, ...]:
         """All thresholds that keep something, ascending."""
         keeping = np.flatnonzero(self.kept.sum(0)).tolist()

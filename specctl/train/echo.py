@@ -11,7 +11,7 @@ Readings of the paper: docs/echo.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ from specctl.policy import ElasticBudget, Policy, SparseGates, build_shape
 from specctl.policy.echo import stop_levels
 from specctl.records import Record
 from specctl.replay.cost.files import AnyCost
-from specctl.replay.metrics import LoadClock, request_sums
+from specctl.replay.metrics import LoadClock, Measure, Sums, by_prompt, request_sums
 from specctl.replay.rounds import Clock, replay
 from specctl.runtime.twins import Port
 from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, split_prompts
@@ -194,9 +194,6 @@ def gate_rows(log: DenseLog, shape: SparseGates) -> PositionRows:
     return position_rows(log, rule, columns, with_entropy=False)
 
 
-SUMS = ("calls", "tokens", "accepted", "verified", "levels", "time_us", "utilisation")
-
-
 @dataclass(frozen=True)
 class Replays:
     """Replays of a log, one request at a time."""
@@ -204,15 +201,15 @@ class Replays:
     log: DenseLog
     clock: Clock | None = None  # a cost model's, for times
 
-    def sums(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[dict[str, float]]:
-        """`SUMS` over the rounds of each policy."""
-        found = np.zeros((len(policies), len(SUMS)))
-        part = self.log.only(prompts)
-        for row, run in zip(found, replay(part, policies, with_bounds=False), strict=True):
+    def sums(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[Sums]:
+        """Sums of each policy by prompt; `utilisation` is a sum over rounds."""
+        found, part = [], self.log.only(prompts)
+        for run in replay(part, policies, with_bounds=False):
             sums, of = request_sums(run, self.clock), run.outcomes
-            sums["utilisation"] = of.accepted / np.maximum(of.levels, 1)
-            row += [sums[name].sum() for name in SUMS]
-        return [dict(zip(SUMS, row, strict=True)) for row in found.tolist()]
+            share = of.accepted / np.maximum(of.levels, 1)
+            sums["utilisation"] = np.bincount(run.request, share, run.positions.num_requests)
+            found.append(by_prompt(run.positions, sums))
+        return found
 
 
 # --------------------------------------------------------------------------- the batch's cap
@@ -330,7 +327,7 @@ def fit_gates(found: PositionRows, config: EchoConfig, replays: Replays) -> Fit[
         ),
         gates=tuple(_gate_reports(gates, held_out)),
         recall=recall(gates, held_out),
-        replayed={name: _replay_report(sums) for name, sums in replayed.items()},
+        replayed={name: _replay_report(sums, config.seed) for name, sums in replayed.items()},
     )
     policy = Policy(shape=shape, budget=config.budget)
     held_out_logp = held_out.level_logp[:, [level - 1 for level in shape.gate_levels]]
@@ -367,7 +364,7 @@ def _times(
     replays: Replays, prompts: Sequence[str], shapes: Sequence[SparseGates]
 ) -> Sequence[float]:
     found = replays.sums([Policy(shape=shape) for shape in shapes], prompts)
-    times = [sums["time_us"] for sums in found]
+    times = [sums.totals["time_us"] for sums in found]
     if np.isnan(times).any():
         raise UsageError(
             "--thresholds cost predicts times: it needs --cost-model",
@@ -416,7 +413,7 @@ class GateReport(Record):
 class ReplayReport(Record):
     """Held-out prompts under a policy, one request at a time."""
 
-    mean_acceptance_length: float
+    mean_acceptance_length: Interval
     verified_per_call: float
     levels_per_call: float
     draft_yield: float  # E[L] of Eq. 3: accepted draft tokens per round
@@ -498,11 +495,12 @@ def _gate_reports(gates: Sequence[Gate], rows: LevelRows) -> list[GateReport]:
     return reports
 
 
-def _replay_report(sums: Mapping[str, float]) -> ReplayReport:
+def _replay_report(of: Sums, seed: int) -> ReplayReport:
+    measure, sums = Measure(Resamples.draw(len(of.rows), seed=seed)), of.totals
     calls, accepted = sums["calls"], sums["accepted"]
     drafted, token_us = sums["verified"] - calls, sums["time_us"] / sums["tokens"]
     return ReplayReport(
-        mean_acceptance_length=1 + accepted / calls,
+        **measure.figures(["mean_acceptance_length"], measure.drawn(of, "")),
         verified_per_call=sums["verified"] / calls,
         levels_per_call=sums["levels"] / calls,
         draft_yield=accepted / calls,
@@ -575,11 +573,9 @@ def report_of(data: EchoReport, policy: Policy, config: EchoConfig) -> FitReport
 
 
 def _verdict(data: EchoReport) -> str:
-    tau = {name: one.mean_acceptance_length for name, one in data.replayed.items()}
+    tau = {name: one.mean_acceptance_length.text(".2f") for name, one in data.replayed.items()}
     gates, prompts = count(len(data.gates), "gate"), count(data.prompts["held_out"], "prompt")
-    return (
-        f"{gates}: τ {tau['gates']:.2f} on {prompts} held out, without gates {tau['no_gates']:.2f}."
-    )
+    return f"{gates}: τ {tau['gates']} on {prompts} held out, without gates {tau['no_gates']}."
 
 
 def _summary(data: EchoReport) -> tuple[str, ...]:
@@ -597,8 +593,8 @@ def _summary(data: EchoReport) -> tuple[str, ...]:
         )
     loss = data.recall
     lost = (
-        f"Of the tokens accepted from every position, not from the rounds of τ, the gates cut "
-        f"{loss.loss_frac:.1%} (mean of {count(loss.num_prompts, 'held-out prompt')}, bound "
-        f"{loss.loss_bound:.1%})."
+        f"Counted from every position, the gates cut {loss.loss_frac:.1%} of accepted tokens (mean "
+        f"of {count(loss.num_prompts, 'held-out prompt')}; of a fresh prompt at most "
+        f"{loss.loss_bound:.1%} is expected); τ is over rounds."
     )
     return (*gates, lost, *replayed)

@@ -44,6 +44,8 @@ from specctl.train.report import Fit, FitReport, check_twin
 
 RECALLS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Shares of accepted tokens at which policies are compared."""
+TOO_WIDE, MOST_MISSING = (0.9, 0.95), 0.05
+"""Recalls that are not judged if the log lacks more expansions a position."""
 TWIN_TOLERANCE = 1e-5
 """Absolute and relative tolerance of log-odds: above the effect of the order of float32 additions,
 below that of another weight."""
@@ -207,10 +209,10 @@ class RecallRow(Record):
     """Nodes per position, root counted, at equal recall; interpolated between thresholds."""
 
     recall: float
-    num_tokens: float | None  # null if the curve does not reach the recall
-    joint_num_tokens: float | None  # of the plain threshold on the path's probability
-    change: float | None  # relative
-    change_interval: Interval | None  # prompts resampled
+    num_tokens: float | None = None  # null if the curve does not reach the recall
+    joint_num_tokens: float | None = None  # of the plain threshold on the path's probability
+    change: float | None = None  # relative
+    change_interval: Interval | None = None  # prompts resampled
 
     @property
     def found_change(self) -> Interval | float | None:
@@ -233,7 +235,7 @@ class ScoredReport(Record):
     references: dict[str, LabelQuality]  # of boosted trees, and of the drafter's own probability
     auc: float  # of scores of all nodes
     joint_auc: float
-    missing_frac: float  # expansions that the log lacked, per held-out position
+    missing_per_position: float  # expansions that the log lacked, held out
     calibration: tuple[DepthCalibration, ...]  # of scores of whole paths, held out
     curve: tuple[CurvePoint, ...]  # all thresholds, held out
     joint_curve: tuple[CurvePoint, ...]
@@ -265,16 +267,27 @@ def scored_figures(scorer: Scorer, sides: Sides, judged: Judged) -> dict[str, An
         "train": judged.chosen.point(at),
         "held_out": curve.point(at),
         "held_out_interval": curve.intervals(at, config.seed),
-        "comparisons": tuple(_compare(curve, control, r, config.seed) for r in RECALLS),
+        "comparisons": compared(curve, control, config.seed),
         "label": label_quality(log_odds(scorer, sides.held_out), sides.held_out),
         "references": references(config, sides),
         "auc": curve.calibration.auc(),
         "joint_auc": control.calibration.auc(),
-        "missing_frac": curve.num_missing / curve.num_positions,
+        "missing_per_position": curve.missing_per_position,
         "calibration": curve.calibration.by_depth(),
         "curve": curve.points(),
         "joint_curve": control.points(),
     }
+
+
+def compared(curve: Curve, control: Curve, seed: int) -> tuple[RecallRow, ...]:
+    """Two curves over the same prompts at all recalls, empty where the log is too narrow."""
+    is_narrow = curve.missing_per_position > MOST_MISSING
+    return tuple(
+        RecallRow(recall=recall)
+        if is_narrow and recall in TOO_WIDE
+        else _compare(curve, control, recall, seed)
+        for recall in RECALLS
+    )
 
 
 def _compare(curve: Curve, control: Curve, recall: float, seed: int) -> RecallRow:
@@ -390,7 +403,7 @@ def scored_fit(
             "held_out_label_log_loss": data.label.log_loss,
             **{f"change_at_recall_{row.recall:g}": row.found_change for row in data.comparisons},
         },
-        verdict=_verdict(data),
+        verdict=verdict_on(data),
         summary=_summary(data),
         tables=(recalls, label_table, *tables),
         limits=(
@@ -398,7 +411,7 @@ def scored_fit(
             "`specctl replay` walks the log as a run would: compare there before you trust it.",
             "It was fitted to nodes drafted by joint probability; the policy drafts by its own "
             "scores. Nodes that it asks for and the traces lack count as not accepted: "
-            f"{data.missing_frac:.2f} expansions a position without a threshold.",
+            f"{data.missing_per_position:.2f} expansions a position without a threshold.",
         ),
         twin="Other runtimes can evaluate `policy.onnx`: `features` float32 `[n, F]` to "
         "`log_odds` and `prob`.",
@@ -411,19 +424,20 @@ def scored_fit(
     return Fit(policy, report, sides.split.train, check)
 
 
-def _verdict(data: ScoredReport) -> str:
-    """The threshold's recall and nodes, and the largest sure gain over plain thresholds."""
-    if data.auc <= data.joint_auc:
-        return "These scores order nodes no better than the path's own probability."
+def verdict_on(data: ScoredReport) -> str:
+    """The threshold's recall and nodes, and its largest sure differences from plain thresholds."""
     kept = (
         f"Keeps {data.held_out.recall:.0%} of accepted tokens (of training prompts "
-        f"{data.train.recall:.0%}) in {data.held_out.num_tokens:.1f}"
+        f"{data.train.recall:.0%}) in {data.held_out.num_tokens:.1f} nodes, on "
+        f"{count(data.sides['held_out'].num_prompts, 'held-out prompt')}"
     )
     changes = [row.change_interval for row in data.comparisons if row.change_interval is not None]
-    gains = [-found.value for found in changes if found.high < 0]
-    if not gains:
-        return f"{kept} nodes; no gain over the plain threshold."
-    return f"{kept} nodes; up to {max(gains):.0%} below the plain threshold."
+    sides = {
+        "below": [-found.value for found in changes if found.high < 0],
+        "above": [found.value for found in changes if found.low > 0],
+    }
+    found = [f"up to {max(sure):.0%} {side}" for side, sure in sides.items() if sure]
+    return f"{kept}; {' and '.join(found) or 'not told apart from'} the plain threshold."
 
 
 def _summary(data: ScoredReport) -> tuple[str, ...]:
@@ -445,9 +459,10 @@ def _summary(data: ScoredReport) -> tuple[str, ...]:
             lines.append(
                 "Replay gives ranges for it: collect with a larger --width, or lower --recall."
             )
-    if data.missing_frac > 0.05:
-        rows = " and ".join(f"{recall:.2f}" for recall in RECALLS if recall >= 0.9)
+    if data.missing_per_position > MOST_MISSING:
+        rows = " and ".join(f"{recall:.2f}" for recall in TOO_WIDE)
         lines.append(
-            f"The log is narrower than this scorer would draft: rows {rows} are not usable."
+            "The log is narrower than this scorer would draft, by "
+            f"{data.missing_per_position:.2g} expansions a position: rows {rows} are left out."
         )
     return tuple(lines)

@@ -13,11 +13,12 @@ import polars as pl
 from specctl.logs.node_sample import LoggedNodes, logged_nodes
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import EntropyStop, Policy
+from specctl.replay.metrics import Sums
 from specctl.train import configs
 from specctl.train.c2t import fit_c2t
 from specctl.train.cart import fit_rounds
 from specctl.train.certify import Sweep
-from specctl.train.echo import SUMS, EchoReport, fit_gates
+from specctl.train.echo import EchoReport, fit_gates
 from specctl.train.paired import Answer
 from specctl.train.positions import PositionRows
 from specctl.train.report import Fit
@@ -82,6 +83,16 @@ def c2t_config(nodes: dict[str, Any] | None = None, **changes: Any) -> configs.C
 ECHO = configs.EchoConfig(depth=4, width=2, max_width=4, min_rows=20)
 
 
+COUNTS = {
+    "calls": np.array([100.0]),
+    "tokens": np.array([300.0]),
+    "accepted": np.array([200.0]),
+    "verified": np.array([900.0]),
+    "levels": np.array([400.0]),
+    "utilisation": np.array([50.0]),
+}
+
+
 class Replay:
     """`Replays` with given times, by the threshold of a gate; `asked` holds who asked."""
 
@@ -89,10 +100,10 @@ class Replay:
         self.best = best
         self.asked: list[tuple[Policy, frozenset[str]]] = []
 
-    def sums(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[dict[str, float]]:
+    def sums(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[Sums]:
         self.asked += [(policy, frozenset(prompts)) for policy in policies]
         return [
-            dict(zip(SUMS, (100, 300, 200, 900, 400, self._time(one.shape), 50), strict=True))
+            Sums.of(["it"], [""], {"time_us": np.array([self._time(one.shape)], float), **COUNTS})
             for one in policies
         ]
 

@@ -82,11 +82,11 @@ def test_rounds_of_another_tree_or_depth_are_left_out_and_counted(fit: Fitted) -
 def test_the_verdict_says_whether_bins_are_worth_anything(fit: Fitted) -> None:
     held_out = fit.data.held_out.model_copy(update={"r_squared": -0.1})
     worthless = fit.data.model_copy(update={"held_out": held_out})
-    assert "no better than a constant" in cart.report_of(worthless).verdict
-    assert "of the variance of the accepted node's rank (" in fit.report.verdict
+    assert "no gain over a constant" in cart.report_of(worthless).verdict
+    assert " held-out rounds, those accepted whole (" in fit.report.verdict
     few = fit.data.held_out.model_copy(update={"num_used": 15, "mse_interval": None})
     unsure = cart.report_of(fit.data.model_copy(update={"held_out": few})).verdict
-    assert "cannot be judged: 15 held-out rounds are of fewer than 8 prompts." in unsure
+    assert " held-out rounds, those accepted whole, are of fewer than 8 prompts." in unsure
 
 
 NOISY = noisy_rounds(300)

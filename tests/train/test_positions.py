@@ -141,11 +141,13 @@ def test_replayed_sums_are_of_the_named_prompts(log: DenseLog) -> None:
     [rounds] = replay(log, [policy])
     chosen = rounds.positions.prompt_ids[1:4]
     rows = np.isin(rounds.positions.row_prompts[rounds.visited], chosen)
-    [sums] = Replays(log).sums([policy], chosen)
+    [found] = Replays(log).sums([policy], chosen)
+    assert set(found.rows) == set(chosen)
+    sums = found.totals
     accepted, verified = rounds.outcomes.accepted[rows], rounds.outcomes.verified[rows]
     assert (sums["calls"], sums["tokens"]) == (rows.sum(), rounds.emitted[rows].sum())
     assert (sums["accepted"], sums["verified"]) == (accepted.sum(), verified.sum())
     assert sums["utilisation"] == pytest.approx((accepted / 3).sum())
     assert np.isnan(sums["time_us"])
     [timed] = Replays(log, lambda run: 2.0 + 0.0 * run.request).sums([policy], chosen)
-    assert timed["time_us"] == 2.0 * rows.sum()
+    assert timed.totals["time_us"] == 2.0 * rows.sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,19 @@ import torch
 from specctl.errors import UsageError
 from specctl.logs.node_sample import LoggedNodes
 from specctl.policy import JointThreshold, ScoredTree, build_shape
-from specctl.stats import calibration_errors
+from specctl.stats import Interval, calibration_errors
 from specctl.train.c2t import fit_c2t
 from specctl.train.curves import BETAS, Curve, equal_mass, trace_curve
 from specctl.train.report import Fit
-from specctl.train.scored import RECALLS, choose_beta, read_sides, references
+from specctl.train.scored import (
+    RECALLS,
+    RecallRow,
+    choose_beta,
+    compared,
+    read_sides,
+    references,
+    verdict_on,
+)
 from tests.train.cases import DEPTH, NODE_PROMPTS, TOP_K, c2t_config
 
 Fits = dict[str, Fit[Any]]
@@ -36,6 +45,31 @@ def test_beta_is_the_highest_that_keeps_the_training_recall(fits: Fits) -> None:
         assert found.value == getattr(data.held_out, point)
         assert found.low <= found.value <= found.high
     assert [row.recall for row in data.comparisons] == list(RECALLS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "end"),
+    [
+        ([(0.03, -0.04, 0.11), (-0.07, -0.22, 0.20)], "; not told apart from the plain threshold."),
+        ([(-0.14, -0.25, -0.05), (0.02, -0.1, 0.1)], "; up to 14% below the plain threshold."),
+        ([(0.09, 0.02, 0.20)], "; up to 9% above the plain threshold."),
+        ([(-0.1, -0.2, -0.01), (0.3, 0.1, 0.5)], "; up to 10% below and up to 30% above the plain "
+         "threshold."),
+    ],
+)  # fmt: skip
+def test_the_verdict_on_a_scorer_is_that_of_its_intervals(
+    fits: Fits, changes: list[tuple[float, float, float]], end: str
+) -> None:
+    """A rank of areas is none: an interval that holds 0 tells nothing apart."""
+    rows = tuple(
+        RecallRow(recall=r, num_tokens=1.0, joint_num_tokens=1.0, change=own[0],
+                  change_interval=Interval(*own))
+        for r, own in zip(RECALLS, changes, strict=False)
+    )  # fmt: skip
+    data = fits["c2t"].data.model_copy(update={"comparisons": rows, "auc": 0.5, "joint_auc": 0.9})
+    held_out = data.sides["held_out"].num_prompts
+    assert f", on {held_out} held-out prompts" in verdict_on(data)
+    assert verdict_on(data).endswith(end)
 
 
 def test_it_finds_the_distribution_of_the_log(fits: Fits) -> None:
@@ -133,6 +167,17 @@ JOINT = build_shape(JointThreshold(depth=DEPTH, top_k=TOP_K, min_prob=0.0))
 @pytest.fixture(scope="module")
 def joint(source: LoggedNodes) -> Curve:
     return trace_curve(source, JOINT, NODE_PROMPTS)
+
+
+@pytest.mark.parametrize(("missing", "lacking"), [(0, []), (3.2, [0.9, 0.95])])
+def test_recalls_that_a_narrow_log_cannot_judge_have_no_figures(
+    joint: Curve, missing: float, lacking: list[float]
+) -> None:
+    curve = replace(joint, num_missing=int(missing * joint.num_positions))
+    rows = compared(curve, joint, 0)
+    assert [row.recall for row in rows] == list(RECALLS)
+    assert [row.recall for row in rows if row.num_tokens is None] == lacking
+    assert all(row.found_change is None for row in rows if row.recall in lacking)
 
 
 def test_a_recall_has_a_threshold_and_a_size(joint: Curve) -> None:

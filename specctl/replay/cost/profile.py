@@ -355,7 +355,8 @@ def check_verdict(model: TableCost) -> str:
         undisturbed = max(abs(check.undisturbed_error) for check in model.checks)
         return (
             f"The clock's check was disturbed, {worst.waited:.0%} of its time waiting: off by "
-            f"{undisturbed:.0%} without that. Measure again on a quiet machine."
+            f"{undisturbed:.0%} on this thread's own time, not confirmed in wall time. Measure "
+            "again on a quiet machine."
         )
     off = f"off by {worst.error:+.0%} in its own check ({rounded(worst.policy)})"
     return f"The clock is {off}: measure again on a quiet machine."

@@ -223,7 +223,7 @@ def ladder_notes(result: LadderResult) -> Iterator[str]:
         f"{count(result.num_prompts.train, 'other prompt')}."
     )
     lead = result.split.headroom
-    advice = "the data show none, so no share of it is given."
+    advice = f"{lead.text('+.1%')}, not clear of 0, so no share of it is given."
     if (best := result.beaten_estimate) is not None:
         advice = f"not known, as {best.label} is faster than the estimate of R_prob."
     elif lead.low > 0:
