@@ -8,7 +8,7 @@ from typing import Any
 from specctl.engines.lengths import length_lines
 from specctl.formatting import Table, count
 from specctl.logs.advice import NOT_BY_CONTEXT
-from specctl.logs.server_log import ENGINES
+from specctl.logs.server_log import ENGINES, STOP
 
 
 def describe_summary(summary: dict[str, Any]) -> list[Any]:
@@ -26,7 +26,8 @@ def describe_summary(summary: dict[str, Any]) -> list[Any]:
             parts.append(_what_to_do(figures))
         if figures["schedule"]:
             most = figures["best_lengths"][-1]["batch_size"]
-            parts += length_lines(summary["engine"], figures["schedule"], most)
+            stop = {name: found[-1] for name, found in figures.get("settings", {}).items()}
+            parts += length_lines(summary["engine"], figures["schedule"], most, stop)
         if figures["by_context"]:
             parts.append(_by_context(figures))
         parts.append(unknown)
@@ -55,6 +56,7 @@ def _read_words(summary: dict[str, Any], name: str, figures: dict[str, Any]) -> 
         " ".join([ENGINES[summary["engine"]], *settings.get("version", [])]),
         *(method or []),
         count(depth, "draft token") if depth else "draft length not known",
+        *(f"{key}={'/'.join(settings[key])}" for key in STOP if key in settings),
     ]
     amounts = [
         count(figures[f"num_{noun}s"], noun)

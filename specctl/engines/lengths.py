@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from specctl.engines.sglang_flags import ADAPTIVE_FILE, slots_of
 from specctl.engines.vllm_flags import triples_of
@@ -20,12 +21,16 @@ _OFF = {
 }
 
 
-def length_lines(engine: str, schedule: Schedule, most: int) -> list[str]:
+def length_lines(
+    engine: str, schedule: Schedule, most: int, stop: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     """Changes to the command of a server that drafts already, one sentence a line.
 
     Args:
         engine: `vllm`, `sglang` or `llamacpp`. schedule: of at least one stretch.
         most: the largest load that was judged.
+        stop: of llama.cpp, `p_min`, `n_min` and `backend_sampling` as its log states them, and
+            `early stop`.
     """
     starts, lengths = ([stretch[at] for stretch in schedule] for at in (0, 1))
     starts[0] = 1  # engines have a length from one request on
@@ -48,8 +53,16 @@ def length_lines(engine: str, schedule: Schedule, most: int) -> list[str]:
         flags += f" --speculative-adaptive --speculative-adaptive-config {ADAPTIVE_FILE}"
         slots = json.dumps(slots_of(starts, lengths))
         return [f"Set: {flags} {counted}, with {slots} in that file (EAGLE)."]
+    more = "".join(
+        f" --spec-draft-{name.replace('_', '-')} {stop[name]}"
+        for name in ("p_min", "n_min")
+        if stop.get(name, "not stated") not in ("not stated", "0")
+    )
+    if stop.get("p_min", "not stated") == "not stated" and stop.get("early stop") == "on":
+        more = " and the --spec-draft-p-min that the server has" + more
+    more += " --no-spec-draft-backend-sampling" * (stop.get("backend_sampling") == "0")
     settings = [
-        f"--spec-draft-n-max {length}" if length else "no --spec-type" for length in lengths
+        f"--spec-draft-n-max {length}{more}" if length else "no --spec-type" for length in lengths
     ]
     if not varies:
         return [f"Set: {settings[0]}."]

@@ -32,6 +32,7 @@ def chain_figures(
     num_accepted: int,
     *,
     is_ragged: bool,
+    ends_alike: bool = False,
     not_known: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Figures of rounds with chains, and of every shorter chain.
@@ -39,6 +40,7 @@ def chain_figures(
     Args:
         num_rounds: above 0. at_least: rounds with at least 1, 2, ... accepted draft tokens.
         is_ragged: some rounds drafted fewer positions; each drafted at least one.
+        ends_alike: shorter chains end where these did: at the end of a text, or at a stop.
         not_known: further facts that the source lacks.
 
     Returns:
@@ -49,7 +51,10 @@ def chain_figures(
     marginal = [count / num_rounds for count in at_least]
     reached = [num_rounds, *at_least][: len(at_least)]
     most, depth = list(marginal), len(at_least)
-    if is_ragged:
+    basis = "of fewer tokens is computed from the same rounds"
+    if is_ragged and ends_alike:
+        basis += ", whose drafts end where these did"
+    elif is_ragged:
         # A round that drafted less than j tokens and accepted them all might have accepted token j
         # too; it drafted at least depth - j + 1 tokens fewer than the longest.
         short = max(depth * num_rounds - num_drafted, 0)
@@ -59,8 +64,6 @@ def chain_figures(
         ]
         most = list(accumulate([*marginal[:1], *bounds], min))
         basis = "a range: some rounds drafted fewer tokens than the positions that are counted"
-    else:
-        basis = "of fewer tokens is computed from the same rounds"
     ends = [share(count, num_rounds) for count in at_least]
     totals = (accumulate(rates, initial=1.0) for rates in (marginal, most))
     ranges = [*zip(*totals, strict=True)][1:]

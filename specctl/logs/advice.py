@@ -66,6 +66,11 @@ def explain(
         best = [best_lengths(figures, advice, size) for size in advice.batch_sizes]
         schedule = _schedule(figures, advice)
         worth = _limits(best, sweep, advice, has_schedule=schedule is not None)
+        if _has_stop(figures) and not advice.reach:
+            worth.append(
+                "This clock times whole chains, so gains with the stop are at least these and no "
+                "setting is named: give a log without drafts in its place."
+            )
         if schedule and schedule[-1][1] == 0 and len(schedule) > 1:
             worth.append(f"From {schedule[-1][0]} requests on drafts cost more than they bring.")
         by_context = by_context and [_at_context(part, advice) for part in by_context]
@@ -81,6 +86,7 @@ def explain(
         "by_context": by_context,
         "meaning": [
             *_movement_words(figures),
+            *_stop_words(figures),
             *worth,
             f"Not known: {'; '.join(figures['not_known'])}.",
         ],
@@ -140,7 +146,7 @@ def best_lengths(figures: dict[str, Any], advice: Advice, batch_size: int) -> di
 def _schedule(figures: dict[str, Any], advice: Advice) -> list[tuple[int, int]] | None:
     """First load and best length of each stretch of loads, the logged length below those that the
     clock reaches; None where lengths tie or the clock is too rough."""
-    if advice.reach and advice.doubt:
+    if advice.doubt if advice.reach else _has_stop(figures):
         return None
     least, most = min(advice.batch_sizes), max(advice.batch_sizes)
     found = [(1, len(figures["fixed_length_sweep"]["chains"]))] * _is_below(advice)
@@ -240,6 +246,24 @@ def _limits(
                 line += f", and below {least} Set keeps the log's {depth}"
             limits.append(f"{line}.")
     return limits
+
+
+def _has_stop(figures: dict[str, Any]) -> bool:
+    return "on" in figures.get("settings", {}).get("early stop", ())
+
+
+def _stop_words(figures: dict[str, Any]) -> list[str]:
+    """Drafts that llama.cpp ended before their length."""
+    rounds = figures.get("num_rounds")
+    if not rounds or not _has_stop(figures):
+        return []
+    p_min = figures["settings"].get("p_min", ["not stated"])[-1]
+    p_min = " whose value the log does not state" if p_min == "not stated" else f" {p_min}"
+    drafted = figures["num_draft_tokens"] / rounds
+    return [
+        f"An early stop was on (--spec-draft-p-min{p_min}): {drafted:.1f} of "
+        f"{len(figures['marginal_prob'])} tokens were drafted a round. All figures hold with it."
+    ]
 
 
 def _break_even_words(sweep: dict[str, Any]) -> str:

@@ -17,12 +17,13 @@ from specctl.errors import InputError
 from specctl.formatting import listed
 from specctl.logs.advice import change_words
 from specctl.logs.moments import moments
-from specctl.logs.server_log import Interval, ServerLog
+from specctl.logs.server_log import STOP, Interval, ServerLog
 from specctl.logs.sources import Spot
 from specctl.stats import MIN_PROMPTS, QUANTILE
 
 _OF_SERVER = ("model", "version")
-_OF_DRAFTS = (*_OF_SERVER, "method", "method argument", "drafter", "drafter argument")
+_OF_STOP = (*STOP, "early stop")
+_OF_DRAFTS = (*_OF_SERVER, "method", "method argument", "drafter", "drafter argument", *_OF_STOP)
 _PLAIN = Interval(Spot("", 0), "", "", num_draft_tokens=0)
 
 
@@ -116,9 +117,13 @@ def compared(
         models[name].get("mean_acceptance_length") or models[name]["mean_of_interval_means"]
         for name in (earlier, later)
     )
-    moved = _change(models[earlier]["mean_interval"], models[later]["mean_interval"])
+    moved = change_words(_change(models[earlier]["mean_interval"], models[later]["mean_interval"]))
+    said = [{**models[name].get("settings", {})} for name in (later, earlier)]
+    if apart := [name for name in _OF_STOP if said[0].get(name) != said[1].get(name)]:
+        both = ["/".join(own.get(apart[0], ["not stated"])) for own in said]
+        moved = f"two settings: {apart[0]} {both[0]} against {both[1]}"
     return [
-        f"{later} against {earlier}: τ {after:.2f} against {before:.2f}, {change_words(moved)}. "
+        f"{later} against {earlier}: τ {after:.2f} against {before:.2f}, {moved}. "
         + _speed_words(lines[earlier], lines[later])
     ]
 

@@ -11,6 +11,9 @@
 time for it: 47 tokens took it. A request ran alone if no other was between its `processing task`
 and its `stop processing`.
 
+At the start stand `adding speculative implementation 'draft-eagle3'` and, since May 2026 (#23269),
+`- n_max=6, n_min=0, p_min=0.500000, backend_sampling=0`, without the last for small drafters.
+
 Means and rates are over rounds with a draft. `stop processing: n_tokens = 285, truncated = 0`
 (`n_past` before October 2025) has the text at the end.
 """
@@ -28,6 +31,7 @@ from specctl.logs.server_log import (
     MEAN_ERROR,
     NO_COUNTS,
     NUMBER,
+    STOP,
     STREAMED,
     Interval,
     ServerLog,
@@ -41,6 +45,7 @@ _SUMS = re.compile(r"\(\s*(\d{1,9}) accepted\s*/\s*(\d{1,9}) generated\)")
 _MEAN = re.compile(rf"mean (?:len|acceptance length)\s*=\s*{NUMBER}")
 _RATES = re.compile(r"\(?(\d\.\d{3}(?:,\s*\d\.\d{3})*)\)")
 _EVAL = re.compile(rf"{NUMBER} ms /\s*(\d{{1,9}}) tokens")
+_SETTING = re.compile(r"(n_min|p_min|backend_sampling)=(\d{1,9}(?:\.\d{1,9})?)")
 _TEXT = re.compile(r"n_(?:tokens|past) = (\d{1,9}), truncated = 0")
 NO_POSITIONS = {
     "log": "run the server with -lv 4 for acceptance by position",
@@ -126,6 +131,7 @@ class LlamacppLog:
         self._timed: dict[str, _Request] = {}
         self._last: dict[str, _Request] = {}
         self._alone: dict[str, dict[str, bool]] = {}  # by process, its running tasks
+        self._methods: dict[str, dict[str, None]] = {}  # by process that has not answered yet
 
     def take(self, line: Line) -> None:
         found = _TASK.search(line.before)
@@ -161,14 +167,22 @@ class LlamacppLog:
             if "draft" not in line.mark:
                 self.log.start(line.process)
                 running.clear()
+                self._methods.pop(line.process, None)
             named = "drafter" if "draft" in line.mark else "model"
             self.log.set(named, line.text.partition("'")[0], line.process)
         elif line.mark.endswith("specified") or line.mark.startswith("adding"):
             self.log.set("speculation", "off" if line.mark.startswith("no") else "on", line.process)
+            if method := re.match(r" '([\w-]{1,40})'", line.text):
+                self._methods.setdefault(line.process, {})[method[1]] = None
+        elif line.mark.startswith("- n_max"):
+            for name, value in _SETTING.findall(line.text):
+                self.log.set(name, f"{float(value):g}", line.process)
         elif line.mark.startswith("synthetic"):
             self.log.set("synthetic", "--spec-synth-rates and --spec-synth-len", line.process)
 
     def _request(self, line: Line) -> _Request:
+        if methods := self._methods.pop(line.process, None):
+            self.log.set("method", ", ".join(methods), line.process)
         return _Request(line.spot, self.log.run(line.process), line.time)
 
     def _end(self, task: str) -> None:
@@ -179,7 +193,10 @@ class LlamacppLog:
     def close(self) -> ServerLog:
         for task in [*self._timed]:
             self._end(task)
+        for process, methods in self._methods.items():
+            self.log.set("method", ", ".join(methods), process)
         _add(self.log, self._drafted, self._without)
+        _note_stops(self.log)
         return self.log
 
 
@@ -224,6 +241,30 @@ def _add(log: ServerLog, drafted: Sequence[_Request], without: Sequence[_Request
         for one in (*drafted, *without)
         if one.tokens_per_s and one.num_tokens and one.ms
     ]
+
+
+def _note_stops(log: ServerLog) -> None:
+    """Whether each run ended drafts early: as its start says, else as its rounds show.
+
+    Rounds at the end of a text draft less by themselves: K - 1, K - 2, ... tokens at most once.
+    """
+    runs = dict.fromkeys(one.process for one in log.intervals)
+    for name in {"method", *STOP} & log.settings.keys():
+        if any(name in log.said(run) for run in runs):
+            for run in runs:
+                log.note(run, name, log.said(run).get(name, "not stated"))
+    for run in runs:
+        said = {name: values[-1] for name, values in log.settings.items() if len(values) == 1}
+        said |= log.said(run)
+        missing, most = 0.0, 0.0
+        for one in log.intervals:
+            if one.process == run and one.rounds and (depth := len(one.at_least)):
+                missing += depth * one.rounds[0] - one.num_drafted
+                most += depth * (depth - 1) / 2
+        p_min = said.get("p_min", "not stated")
+        if "ngram" not in said.get("method", "") and (p_min != "not stated" or most):
+            is_on = missing > most if p_min == "not stated" else float(p_min) > 0
+            log.note(run, "early stop", "on" if is_on else "off")
 
 
 def _rounds(accepted: int, drafted: int, mean: float) -> tuple[float, float]:

@@ -30,6 +30,8 @@ from specctl.logs.server_log import ENGINES
 
 _STEM = "spec_decode_"
 _TOTALS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+_WHOLE = 0.9
+"""Share of whole chains below which drafts were ended early, or texts are short."""
 _BY_POSITION = "num_accepted_tokens_per_pos"
 _OLD = {f"{_STEM}{name}" for name in ("draft_acceptance_rate", "efficiency", "num_emitted_tokens")}
 _ROUNDS = {
@@ -110,13 +112,19 @@ def _counter_figures(scrape: Scrape, model: str, named: Named) -> dict[str, Any]
         tuple((k, v) for k, v in sample.labels if k in ("instance", "pod", "ReplicaId", "engine"))
         for sample in named[_STEM + "num_drafts"]
     }
+    is_short = drafted < _WHOLE * drafts * len(at_least)
     figures = chain_figures(
         drafts,
         at_least,
         drafted,
         accepted,
         is_ragged=drafted != drafts * len(at_least),
-        not_known=[UNKNOWN_BATCHES],
+        ends_alike=scrape.engine == "llamacpp",
+        not_known=[
+            *[f"why {drafted / drafts:.1f} of {len(at_least)} tokens were drafted a round"]
+            * is_short,
+            UNKNOWN_BATCHES,
+        ],
     )
     return {"num_engines": len(servers), **figures}
 

@@ -78,6 +78,8 @@ def held_against(advice: Advice, logs: Sequence[ServerLog]) -> Advice:
     """
     found = list[tuple[float, Interval, Floats]]()
     for log in logs:
+        if "on" in log.settings.get("early stop", ()):
+            continue  # its steps are shorter than those of whole chains
         lines = _compared(advice, log)
         for part in np.array_split(lines, min(len(lines) // MIN_PROMPTS, 4) or 1):
             _, _, predicted, measured = part.T

@@ -71,7 +71,7 @@ def pooled(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any]:
 def _figures(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any]:
     """Acceptance, by position where each line has it."""
     if all(one.at_least for one in intervals):
-        return _by_position(intervals)
+        return _by_position(intervals, ends_alike=log.engine == "llamacpp")
     if log.engine == "sglang":
         return {"mean_of_interval_means": _mean(intervals)[0], **_of_means(intervals)}
     least, most = np.sum([one.rounds for one in intervals if one.rounds], 0).tolist()
@@ -129,7 +129,7 @@ def _processes(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
     ]
 
 
-def _by_position(intervals: Sequence[Interval]) -> dict[str, Any]:
+def _by_position(intervals: Sequence[Interval], *, ends_alike: bool) -> dict[str, Any]:
     table = np.array([[one.rounds[0] if one.rounds else 0, *one.at_least] for one in intervals])
     rounds, *at_least = table.sum(0).tolist()
     is_ragged = not all(one.is_even for one in intervals)
@@ -139,6 +139,7 @@ def _by_position(intervals: Sequence[Interval]) -> dict[str, Any]:
         sum(one.num_drafted for one in intervals),
         sum(one.num_accepted for one in intervals),
         is_ragged=is_ragged,
+        ends_alike=ends_alike,
         not_known=[
             *(UNKNOWN_BATCHES, "rounds without a draft"),
             *(["the exact number of rounds"] if is_ragged else []),

@@ -133,6 +133,18 @@ class ServerLog:
     def set(self, name: str, value: str, process: str) -> None:
         """Notes what a start line of a process, or of all, says."""
         self._said.setdefault(process, {})[name] = value
+        self._list(name, value)
+
+    def said(self, run: str) -> dict[str, str]:
+        """What the start lines of a run say."""
+        return self._of_run.get(run, {})
+
+    def note(self, run: str, name: str, value: str) -> None:
+        """Notes a setting of a run that its own lines tell."""
+        self._of_run.setdefault(run, {})[name] = value
+        self._list(name, value)
+
+    def _list(self, name: str, value: str) -> None:
         values = self.settings.setdefault(name, [])
         if value not in values:
             values.append(value)
@@ -169,6 +181,8 @@ class ServerLog:
 
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
+STOP = ("p_min", "n_min", "backend_sampling")
+"""Settings of llama.cpp's drafts beside their length, as its start names them."""
 _DRAFTS = {
     "vllm": (
         "`SpecDecoding metrics: ...`",

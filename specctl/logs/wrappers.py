@@ -47,6 +47,7 @@ _MARKS = {
     "processing task": "processing task",
     "stop processing": "stop processing: *",
     "implementation": "(?:adding speculative implementation|no implementations specified)",
+    "p_min=": r"- n_max=(?=\d)",
     "model '": "loading (?:draft )?model '",
     "synthetic": "synthetic (?:speculative )?acceptance(?: is enabled|: )",
 }

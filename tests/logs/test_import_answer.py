@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specctl import console
+from specctl.cli.imported import describe_summary
 from specctl.engines.lengths import length_lines
 from specctl.errors import InputError, UsageError
 from specctl.logs import sources
@@ -537,10 +538,16 @@ def test_a_log_without_drafts_beside_one_of_sglang() -> None:
     assert gain == pytest.approx([2.5 / 1.4] * 2, rel=0.01)
 
 
-def timed_llamacpp(length: int, *, together: int = 1) -> str:
+def timed_llamacpp(
+    length: int, *, together: int = 1, start: str = "", drafted: int | None = None
+) -> str:
     """Eight requests of 10 rounds, 6 ms + 4 ms a draft token each, or of 10 ms plain; and one of a
-    single token."""
-    lines = ["srv load_model: loading model 'm.gguf'"]
+    single token.
+
+    Args:
+        drafted: tokens of a request.
+    """
+    lines = ["srv load_model: loading model 'm.gguf'" + f"\n{start}" * bool(start)]
     at_least = (7, 5, 3)[:length]
     accepted, ms = sum(at_least), 10 * (6 + 4 * length if length else 10)
     for first in range(0, 8, together):
@@ -550,7 +557,7 @@ def timed_llamacpp(length: int, *, together: int = 1) -> str:
             lines.append(f"{task}eval time = {ms:.2f} ms / {11 + accepted} tokens (")
             if length:
                 lines.append(
-                    f"{task}draft acceptance = 0.5 ({accepted} accepted / {10 * length} "
+                    f"{task}draft acceptance = 0.5 ({accepted} accepted / {drafted or 10 * length} "
                     f"generated), mean len = {1 + accepted / 10:.2f}"
                 )
                 rates = ", ".join(f"{n / 10:.3f}" for n in at_least)
@@ -579,6 +586,76 @@ def test_logs_of_llama_cpp_are_a_clock() -> None:
     assert [(one["lines"], one["first"]) for one in found["left_out"]] == [
         (1, "3, line 42"), (1, "2, line 42"),
     ]  # fmt: skip
+
+
+STOP = "I spec common_specu: - n_max=3, n_min=0, p_min=0.800000, backend_sampling=0"
+MTP_STOP = "I spec common_specu: - n_max=3, n_min=2, p_min=0.75, n_embd=5120, backend_sampling=1"
+
+
+@pytest.mark.parametrize(
+    ("start", "drafted", "says"),
+    [
+        (STOP, 20, "Set: --spec-draft-n-max 3 --spec-draft-p-min 0.8 --no-spec-draft-backend-sam"),
+        (STOP, 20, "3 draft tokens, p_min=0.8, n_min=0, backend_sampling=0; 8 requests"),
+        (MTP_STOP, 20, "Set: --spec-draft-n-max 3 --spec-draft-p-min 0.75 --spec-draft-n-min 2."),
+        (MTP_STOP, 20, "on (--spec-draft-p-min 0.75): 2.0 of 3 tokens were drafted a round."),
+        (STOP.replace("0.8", "0.0"), 28, "Set: --spec-draft-n-max 3 --no-spec-draft-backend"),
+        ("", 20, "Set: --spec-draft-n-max 3 and the --spec-draft-p-min that the server has."),
+        ("", 20, "whose value the log does not state): 2.0 of 3 tokens were drafted a round."),
+        ("", 28, "Set: --spec-draft-n-max 3."),
+        (
+            "I spec common_specu: adding speculative implementation 'draft-mtp'\n"
+            "I spec common_specu: adding speculative implementation 'ngram-mod'",
+            28,
+            "llama.cpp, draft-mtp, ngram-mod, 3 draft tokens; 8 requests",
+        ),
+    ],
+)
+def test_a_stop_of_llama_cpp_is_read_shown_and_set(start: str, drafted: int, says: str) -> None:
+    texts = timed_llamacpp(3, start=start, drafted=drafted), timed_llamacpp(0)
+    assert says in "\n".join(map(str, describe_summary(imported(*texts))))
+
+
+STOPPED = timed_llamacpp(3, start=STOP, drafted=20)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (timed_llamacpp(2), "1 has the early stop off and 0 on: their steps"),
+        (timed_llamacpp(3, start=STOP.replace("0.8", "0.7"), drafted=21), "has the p_min 0.7 and"),
+        (timed_llamacpp(2, start=STOP.replace("n_min=0", "n_min=1")), "has the n_min 1 and"),
+        (timed_llamacpp(2, start=STOP.replace("=0.8", "=0.0")), "has the p_min 0 and"),
+        (timed_llamacpp(2, start=STOP.replace("sampling=0", "sampling=1")), "backend_sampling 1"),
+        (timed_llamacpp(2, start=STOP), ""),
+    ],
+)
+def test_logs_of_two_stops_are_two_servers(other: str, says: str) -> None:
+    """One clock of both would take the time of stopped rounds for that of whole chains."""
+    found = imported(STOPPED, other, timed_llamacpp(0))
+    judged = [
+        rate is not None for rate in found["models"]["0"]["best_lengths"][0]["over_plain_range"]
+    ]
+    assert judged == [True, not says, not says, True]
+    assert says in " ".join(found["taken"])
+
+
+def test_a_restart_with_another_stop_is_not_pooled() -> None:
+    found = imported(STOPPED + "\n" + timed_llamacpp(3))
+    assert [own["num_draft_tokens"] for own in found["models"].values()] == [160, 240]
+    assert [own["settings"]["p_min"] for own in found["models"].values()] == [
+        ["0.8"],
+        ["not stated"],
+    ]
+    assert "two settings: p_min not stated against 0.8. Tokens/s" in found["comparison"][0]
+
+
+def test_whole_chains_clock_names_no_stopped_setting() -> None:
+    advice = Advice(lambda _, k, *more: 1e3 * (6 + 4 * k if k else 10), (1,), "CLOCK")
+    for drafted, is_named in ((20, False), (30, True)):
+        found = import_files([Source("3", timed_llamacpp(3, drafted=drafted).encode())], advice)
+        assert (found["schedule"] is not None) == is_named
+        assert ("This clock times whole chains" in " ".join(found["meaning"])) != is_named
 
 
 def test_requests_side_by_side_are_no_clock() -> None:
