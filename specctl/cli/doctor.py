@@ -143,13 +143,13 @@ def check_engine(name: str, *packages: str) -> Finding:
     """The versions of an engine's packages, and the one that is known to work."""
     from specctl.engines.export import ENGINES
 
-    engine, found = ENGINES[name], []
+    engine, here = ENGINES[name], dict.fromkeys(packages, "not installed here")
     for package in packages:
         with suppress(PackageNotFoundError):
-            found.append(f"{package} {version(package)}")
-    here = ", ".join(found) or f"{' and '.join(packages)} not installed here"
-    known = f"{here}; known to work: {engine.checked.partition(':')[0]}"
-    return Finding(engine.title, "ok" if found else "-", known)
+            here[package] = version(package)
+    found = ", ".join(f"{package} {state}" for package, state in here.items())
+    known = f"{found}; known to work: {engine.checked.partition(':')[0]}"
+    return Finding(engine.title, "-" if "not installed here" in found else "ok", known)
 
 
 def check_vllm() -> Finding:
