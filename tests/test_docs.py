@@ -18,6 +18,7 @@ from scripts import readme_table
 from scripts.pages import with_part
 from specctl import errors
 from specctl.logs.trace_files import NodesFile, SegmentRecord, TraceHeader
+from specctl.runtime.words import part_of, pieces
 from specctl.trace import TABLES, TRACE_VERSION
 from tests.cli.command import specctl
 from tests.cli.helps import verbs
@@ -109,6 +110,18 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
     for block in blocks("python"):
         if block.page == page and block.reason is None:
             exec(compile(block.code, str(page), "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_command_reads_a_word_where_it_means_a_folder(page: Path) -> None:
+    """Commands that are not run, too: what a fit wrote into `echo` is `./echo`."""
+    text = page.read_text("utf-8")
+    wrote = set(re.findall(r"specctl fit .*? -o ([a-z]+)\b", text))
+    given = re.findall(r" (?:-p|--policy|--family) (\S+)", text)
+    for one in re.findall(r" --compare (\S+)", text):
+        given += one.split(",")
+    hidden = {one for one in given for piece in pieces(one) if part_of(piece) and piece in wrote}
+    assert not hidden
 
 
 def test_few_blocks_are_exempt() -> None:

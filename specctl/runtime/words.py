@@ -177,8 +177,7 @@ def _composed(spec: str, load: Callable[[str], Artifact]) -> NamedPolicy:
     try:
         policy = parse_policy(canonical_json({part: one.record for part, one in given.items()}))
     except UsageError as error:
-        fix = f"write ./{spec} for the folder of that name" if os.path.isdir(spec) else ""
-        raise _bad_setting(spec, given, error, fix) from error
+        raise _bad_setting(spec, given, error) from error
     parts = tuple((part, one.artifact) for part, one in given.items() if one.artifact)
     if parts and not rest:
         return NamedPolicy(policy.name, policy, parts[0][1].digest, parts, spec)
@@ -187,7 +186,14 @@ def _composed(spec: str, load: Callable[[str], Artifact]) -> NamedPolicy:
     return NamedPolicy(label, policy, None, parts, spec)
 
 
-def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: str) -> UsageError:
+def _hidden_folder(spec: str, otherwise: str) -> str:
+    """The hint on folders that known words hide, else another one."""
+    found = list(pieces(spec))
+    meant = "+".join(f"./{one}" if part_of(one) and is_artifact(one) else one for one in found)
+    return otherwise if meant == spec else f"write {meant} for the folder of that name"
+
+
+def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError) -> UsageError:
     what, cause = f"policy {spec!r}", error.__cause__
     assert isinstance(cause, ValidationError)
     place, rule, kind, _ = violated_rule(cause)
@@ -195,7 +201,7 @@ def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: st
     known = (one for part in PARTS.values() for one in part if one.kind == record["kind"])
     fields = [name for name in next(known).record.model_fields if name != "kind"]
     named = f"{record['kind']} has the settings {', '.join(fields)}"
-    fix = fix or (named if fields else "leave the other part out")
+    fix = _hidden_folder(spec, named if fields else "leave the other part out")
     if len(place) < 3:  # not part, kind, field
         return UsageError(f"{what}: {rule}", hint=fix)
     part, _, field, *_ = place
@@ -227,7 +233,8 @@ def _given(
     if is_first and part is not None:
         noun = {"budget": "a budget", "acceptance": "an acceptance"}[part]
         raise UsageError(
-            f"policy {spec!r} begins with {noun}", hint=f"put a shape before it: eagle2+{spec}"
+            f"policy {spec!r} begins with {noun}",
+            hint=_hidden_folder(spec, f"put a shape before it: eagle2+{spec}"),
         )
     if is_first:
         listed = "word of a policy (ar, chain, eagle2, ...)"
@@ -240,7 +247,10 @@ def _given(
         )
     others = [word for kind, words in WORDS.items() if kind != "shape" for word in words]
     if part:
-        raise UsageError(f"policy {spec!r} has another shape, {piece!r}, behind '+'; give one")
+        raise UsageError(
+            f"policy {spec!r} has another shape, {piece!r}, behind '+'; give one",
+            hint=_hidden_folder(spec, "leave one of them out"),
+        )
     raise UsageError(
         f"policy {spec!r}: {piece!r} behind '+' is none of {', '.join(others)}, and no artifact",
         hint=did_you_mean(word, others, "check the name or the path"),
@@ -270,8 +280,10 @@ def _longest(words: list[str]) -> int:
 
 
 def fitted_folders() -> list[str]:
-    """The artifacts of fits in the working directory, for hints."""
-    return sorted(path.parent.name for path in Path().glob(f"*/{REPORT_JSON}"))
+    """The artifacts of fits in the working directory, for hints; `./echo` where the name is a
+    word."""
+    found = (path.parent.name for path in Path().glob(f"*/{REPORT_JSON}"))
+    return sorted(f"./{name}" if part_of(name) else name for name in found)
 
 
 def names_artifact(piece: str) -> bool:

@@ -35,7 +35,7 @@ from specctl.replay.cost.files import AnyCost
 from specctl.replay.metrics import LoadClock, Measure, Sums, by_prompt, request_sums
 from specctl.replay.rounds import Clock, replay
 from specctl.runtime.twins import Port
-from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, split_prompts
+from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, split_prompts, sums_by
 from specctl.train.configs import EchoConfig
 from specctl.train.positions import PositionRows, position_rows
 from specctl.train.report import Fit, FitReport, check_twin
@@ -207,7 +207,7 @@ class Replays:
         for run in replay(part, policies, with_bounds=False):
             sums, of = request_sums(run, self.clock), run.outcomes
             share = of.accepted / np.maximum(of.levels, 1)
-            sums["utilisation"] = np.bincount(run.request, share, run.positions.num_requests)
+            sums["utilisation"] = sums_by(run.request, run.positions.num_requests, [share])[:, 0]
             found.append(by_prompt(run.positions, sums))
         return found
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from specctl.artifacts.manifest import REPORT_JSON
 from specctl.errors import LossyPolicyError, RegistryError, UsageError
 from specctl.policy import (
     Chain,
@@ -25,7 +26,7 @@ from specctl.policy import (
 )
 from specctl.policy.families import WORDS
 from specctl.registry import init_registry
-from specctl.runtime.words import check_words, resolve_policies, resolve_policy
+from specctl.runtime.words import check_words, fitted_folders, resolve_policies, resolve_policy
 from tests.artifacts.examples import PAIR, write_artifact
 
 COSTS = StepCost(token_counts=(1, 9), step_us=(100.0, 120.0))
@@ -114,6 +115,34 @@ def test_a_folder_does_not_shadow_a_word(
     named = resolve_policy("./chain")
     assert (named.policy.shape.kind, named.artifact_digest is None) == ("hetero", False)
     assert resolve_policy(f"./{spec}").policy.shape.kind == "hetero"
+
+
+@pytest.mark.parametrize(
+    ("spec", "meant"),
+    [
+        ("echo", "./echo"),
+        ("echo+echo_budget:max_tokens=64", "./echo+echo_budget:max_tokens=64"),
+        ("echo+survival:max_tokens=9", "./echo+survival:max_tokens=9"),
+        ("survival", "./survival"),
+        ("mars", "./mars"),
+        ("eagle2+echo", "eagle2+./echo"),
+    ],
+)
+def test_words_that_hide_a_folder_say_so_where_they_are_refused(
+    spec: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        resolve_policy(spec)
+    assert "folder of that name" not in str(refused.value)
+    for name in ("echo", "mars", "survival"):
+        write_artifact(tmp_path / name, "echo" if name == "echo" else "ratio")
+    with pytest.raises(UsageError) as refused:
+        resolve_policy(spec)
+    assert refused.value.hint == f"write {meant} for the folder of that name"
+    assert resolve_policy(meant, allow_lossy=True).parts
+    (tmp_path / "echo" / REPORT_JSON).touch()
+    assert fitted_folders() == ["./echo"]
 
 
 def test_step_costs_are_filled_in_where_they_are_needed() -> None:

@@ -33,6 +33,7 @@ from specctl.replay.tune.verdict import FamilySearch
 from specctl.runtime.words import (
     NamedPolicy,
     fitted_folders,
+    part_of,
     pieces,
     record_of,
     resolve_policy,
@@ -192,7 +193,7 @@ def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
         word = budget.partition(":")[0]
         check_choice(f"--family {name}: budget", word, BUDGET_GRIDS)
         budget_grid = _free(BUDGET_GRIDS[word], budget)
-    if os.path.isdir(shape):
+    if os.path.isdir(shape) and part_of(shape) is None:  # a word stays one
         artifact = resolve_policy(shape, pair, allow_lossy=True)
         check_replayable(artifact.policy.model_copy(update={"budget": PerRequest()}))
         own = fitted_grid(artifact.policy.shape, is_shared=bool(budget))
