@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specctl.engines.lengths import length_lines
-from specctl.formatting import Table, count
+from specctl.formatting import Table, count, listed
 from specctl.logs.advice import NOT_BY_CONTEXT
 from specctl.logs.server_log import ENGINES, STOP
 
@@ -116,19 +116,30 @@ def _what_to_do(figures: dict[str, Any]) -> Table:
 
 
 def _request_speeds(speeds: Sequence[dict[str, Any]]) -> Table:
-    rows = []
+    rows, why = [], list[str]()
     for one in speeds:
         over, ends = one["over_plain"], one["over_plain_interval"]
         gain = "-" if over is None else f"x {over:.2f}"
         gain += f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
-        rows.append((one["log"], str(one["num_requests"]), f"{one['tokens_per_s']:,.0f}", gain))
+        load = one["at_a_time"]
+        if one["other_loads"]:
+            others = listed(str(other or "unknown") for other in one["other_loads"])
+            why.append(
+                f"{one['log']} has no ratio: it has {load or 'unknown'} at a time, and "
+                f"the logs without drafts {others}."
+            )
+        said = str(one["num_requests"]), str(load or "-"), f"{one['tokens_per_s']:,.0f}"
+        rows.append((one["log"], *said, gain))
     return Table(
         "Measured speed of a request, behind its first token",
-        ("log", "requests", "tokens/s", "over plain decoding"),
+        ("log", "requests", "at a time", "tokens/s", "over plain decoding"),
         rows,
-        "Compare logs of the same prompts under the same load."
-        if any(one["over_plain"] for one in speeds)
-        else "",
+        " ".join(
+            [
+                *["Compare logs of the same prompts."] * any(one["over_plain"] for one in speeds),
+                *why,
+            ]
+        ),
     )
 
 

@@ -65,7 +65,7 @@ class _Request:
     sums: tuple[int, int] | None = None  # accepted and drafted tokens; None: cut off
     num_tokens: int | None = None  # emitted
     ms: float | None = None  # of all but the first of them
-    is_alone: bool | None = None
+    num_together: int | None = None  # most requests at a time, this one among them
     mean: float | None = None
     positions: str | None = None
     text_tokens: int | None = None  # at the end
@@ -75,6 +75,13 @@ class _Request:
         if not self.ms or self.num_tokens is None or self.num_tokens < 2:
             return None
         return 1e3 * (self.num_tokens - 1) / self.ms
+
+    @property
+    def context_tokens(self) -> float | None:
+        """The text halfway through its rounds."""
+        if self.num_tokens is None or self.text_tokens is None:
+            return None
+        return self.text_tokens - self.num_tokens / 2
 
     def interval(self) -> Interval | str | None:
         """The request, the reason why it is left out, or None for one without drafts."""
@@ -101,9 +108,6 @@ class _Request:
             if (counted := rounds_of(self.mean, accepted, drafted, rates)) is None:
                 return CONTRADICTS
             rounds, is_even = (counted[0],) * 2, counted[1]
-        context = None
-        if tokens is not None and self.text_tokens is not None:
-            context = self.text_tokens - tokens / 2  # halfway through its rounds
         return Interval(
             self.spot,
             self.process,
@@ -114,9 +118,9 @@ class _Request:
             at_least=tuple(round(rate * rounds[0]) for rate in rates),
             is_even=is_even,
             num_draft_tokens=len(rates) or None,
-            num_running=1 if self.is_alone else None,
+            num_running=1 if self.num_together == 1 else None,
             tokens_per_s=self.tokens_per_s,
-            context_tokens=context,
+            context_tokens=self.context_tokens,
         )
 
 
@@ -130,21 +134,23 @@ class LlamacppLog:
         # By process and task: those whose drafts are not read yet, and those with drafts.
         self._timed: dict[str, _Request] = {}
         self._last: dict[str, _Request] = {}
-        self._alone: dict[str, dict[str, bool]] = {}  # by process, its running tasks
+        # By process and running task: the most that ran at a time since it began.
+        self._together: dict[str, dict[str, int]] = {}
         self._methods: dict[str, dict[str, None]] = {}  # by process that has not answered yet
 
     def take(self, line: Line) -> None:
         found = _TASK.search(line.before)
         task = f"{line.process} {found[1] if found else ''}"
-        running = self._alone.setdefault(line.process, {})
+        running = self._together.setdefault(line.process, {})
         if line.mark == "processing task":
-            running.update({**dict.fromkeys(running, False), task: not running})
+            running[task] = 0
+            running.update({one: max(most, len(running)) for one, most in running.items()})
         elif line.mark.startswith("eval time"):
             self.log.has_lines = True
             if timed := _EVAL.search(line.text):
                 request = self._request(line)
                 request.ms, request.num_tokens = float(timed[1]), int(timed[2])
-                request.is_alone = running.get(task)
+                request.num_together = running.get(task)
                 self._end(task)
                 self._timed[task] = request
         elif line.mark.startswith("draft acceptance"):
@@ -161,8 +167,9 @@ class LlamacppLog:
             self._last[task].positions = line.text
         elif line.mark.startswith("stop processing"):
             running.pop(task, None)
-            if task in self._last and (ended := _TEXT.match(line.text)):
-                self._last[task].text_tokens = int(ended[1])
+            last = self._timed.get(task) or self._last.get(task)
+            if last and (ended := _TEXT.match(line.text)):
+                last.text_tokens = int(ended[1])
         elif line.mark.startswith("loading"):
             if "draft" not in line.mark:
                 self.log.start(line.process)
@@ -235,9 +242,10 @@ def _add(log: ServerLog, drafted: Sequence[_Request], without: Sequence[_Request
         if drafted:
             log.leave_out(request.spot, _WITHOUT)
         elif is_plain and (speed := request.tokens_per_s):
-            log.plain.append((1 if request.is_alone else None, speed))
+            is_alone = request.num_together == 1
+            log.plain.append((1 if is_alone else None, speed, request.context_tokens))
     log.written = [
-        (one.num_tokens - 1, one.ms / 1e3)
+        (one.num_tokens - 1, one.ms / 1e3, one.num_together)
         for one in (*drafted, *without)
         if one.tokens_per_s and one.num_tokens and one.ms
     ]

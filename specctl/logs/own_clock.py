@@ -51,18 +51,25 @@ class _Step(NamedTuple):
 
 
 def _lines(log: ServerLog) -> list[tuple[Any, ...]]:
-    """Draft tokens, running requests, tokens/s of all and acceptance length of each line."""
+    """Draft tokens, running requests, tokens/s of all, acceptance length and a request's text of
+    each line."""
     lines = [
-        (one.num_draft_tokens, one.num_running, one.tokens_per_s, sum(one.mean) / 2)
+        (
+            one.num_draft_tokens,
+            one.num_running,
+            one.tokens_per_s,
+            sum(one.mean) / 2,
+            one.context_tokens,
+        )
         for one in log.intervals
     ]
-    return lines or [(0, running, speed, 1.0) for running, speed in log.plain]
+    return lines or [(0, running, speed, 1.0, text) for running, speed, text in log.plain]
 
 
 def _steps(log: ServerLog) -> list[_Step]:
     return [
         _Step(length, running, 1e6 * mean * running / speed, mean)
-        for length, running, speed, mean in _lines(log)
+        for length, running, speed, mean, _ in _lines(log)
         if length is not None and running and speed
     ]
 
@@ -82,7 +89,7 @@ def held_against(advice: Advice, logs: Sequence[ServerLog]) -> Advice:
             continue  # its steps are shorter than those of whole chains
         lines = _compared(advice, log)
         for part in np.array_split(lines, min(len(lines) // MIN_PROMPTS, 4) or 1):
-            _, _, predicted, measured = part.T
+            _, _, predicted, measured, _ = part.T
             off = ratio_of_sums(predicted, measured)  # tokens/s, so this is of the log's time
             if off.known and not np.isnan(off.low) and off.low > 0:
                 nearest = min(max(1.0, off.low), off.high)
@@ -90,11 +97,12 @@ def held_against(advice: Advice, logs: Sequence[ServerLog]) -> Advice:
     if not found:
         return advice
     nearest, off, means = max(found, key=lambda one: (abs(ln(one[0])), abs(ln(one[1].value))))
-    length, running, predicted, measured = means
+    length, running, predicted, measured, text = means
     is_other = not 1 / _FAR < nearest < _FAR
     doubt = (
-        f"With {count(round(length), 'draft token')} at {count(round(running), 'request')} this "
-        f"clock predicts {predicted:,.0f} tokens/s, and the log has {measured:,.0f}"
+        f"With {count(round(length), 'draft token')} at {count(round(running), 'request')} of "
+        f"{text:,.0f} tokens of text this clock predicts {predicted:,.0f} tokens/s, and the log "
+        f"has {measured:,.0f}"
     )
     if is_other:
         else_ = ", or this one was idle or read prompts most of the time" if nearest > 1 else ""
@@ -113,21 +121,23 @@ def held_against(advice: Advice, logs: Sequence[ServerLog]) -> Advice:
 
 
 def _compared(advice: Advice, log: ServerLog) -> Floats:
-    """`[N, 4]`: draft tokens, running requests, predicted and measured tokens/s of lines, of which
-    the clock knows the load and the length."""
+    """`[N, 5]`: draft tokens, running requests, predicted and measured tokens/s, and the text of a
+    request, the advice's where the log has none, of lines whose load and length the clock knows.
+    """
     lines, kept = _lines(log), list[tuple[float, ...]]()
-    for length, running, speed, mean in lines[:: len(lines) // _MOST_COMPARED + 1]:
+    for length, running, speed, mean, text in lines[:: len(lines) // _MOST_COMPARED + 1]:
         if length is None or running is None or speed is None:
             continue
+        context = advice.context_tokens if text is None else text
         share: float | None = math.inf  # of a step, where nothing ran
         if running:
             try:
-                share = advice.clock(running, length, mean, advice.context_tokens)
+                share = advice.clock(running, length, mean, context)
             except UsageError:  # a load or a length that it does not know
                 continue
         if share:
-            kept.append((length, running, 1e6 * mean / share, speed))
-    return np.array(kept, float).reshape(-1, 4)
+            kept.append((length, running, 1e6 * mean / share, speed, context))
+    return np.array(kept, float).reshape(-1, 5)
 
 
 def own_advices(

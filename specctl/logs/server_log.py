@@ -70,10 +70,10 @@ class ServerLog:
     left_out: Counter[str] = field(default_factory=Counter)
     first_left_out: dict[str, Spot] = field(default_factory=dict)
     has_lines: bool = False  # of the engine at work, with or without drafts
-    # Running requests, None if not known, and tokens/s.
-    plain: list[tuple[int | None, float]] = field(default_factory=list)
-    # Of llama.cpp's requests: tokens behind the first, and their seconds.
-    written: list[tuple[int, float]] = field(default_factory=list)
+    # Running requests, tokens/s and a request's text; None if not known.
+    plain: list[tuple[int | None, float, float | None]] = field(default_factory=list)
+    # Of llama.cpp's requests: tokens behind the first, their seconds, and requests at a time.
+    written: list[tuple[int, float, int | None]] = field(default_factory=list)
     _said: dict[str, dict[str, str]] = field(default_factory=dict)  # last values, by process
     _of_run: dict[str, dict[str, str]] = field(default_factory=dict)
     _starts: Counter[str] = field(default_factory=Counter)

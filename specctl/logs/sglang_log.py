@@ -82,7 +82,7 @@ class SglangLog:
         text = line.text
         running, length, rate, speed = (p.search(text) for p in (_RUNNING, _LENGTH, _RATE, _SPEED))
         if running and speed and "accept" not in text:
-            self.log.plain.append((int(running[1]), float(speed[1])))
+            self.log.plain.append((int(running[1]), float(speed[1]), None))
             return CUT if is_cut(line) else None
         if is_cut(line):
             return CUT

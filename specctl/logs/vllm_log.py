@@ -80,7 +80,7 @@ class VllmLog:
             self.log.has_lines = True
             if loaded := _LOAD.search(line.text):
                 load = int(loaded[2]), float(loaded[1])
-                self.log.plain.append(load)
+                self.log.plain.append((*load, None))
                 self._give_back(line, *load)
             self._before[line.process] = load, line.before.strip()[-11:], line.time
         elif mark == "Speculative metrics:":

@@ -666,6 +666,43 @@ def test_requests_side_by_side_are_no_clock() -> None:
     assert found["request_speeds"][0]["over_plain"] == pytest.approx(2.5 / 1.8)
 
 
+@pytest.mark.parametrize(
+    ("drafted", "plain", "over", "says"),
+    [
+        (1, (1, 4), 2.5 / 1.8, ""),  # of the first alone
+        (4, (1, 4), 2.5 / 1.8, ""),
+        (1, (4,), None, "0 has no ratio: it has 1 at a time, and the logs without drafts 4."),
+        (4, (1,), None, "0 has no ratio: it has 4 at a time, and the logs without drafts 1."),
+    ],
+)
+def test_speed_over_plain_is_of_the_same_load(
+    drafted: int, plain: tuple[int, ...], over: float | None, says: str
+) -> None:
+    """A plain request among four takes as long as three draftless ones alone."""
+    logs = [timed_llamacpp(0, together=n) for n in plain]
+    other = 4 if drafted == 1 else 1
+    logs = [
+        re.sub(r"= 100.00 ms", "= 300.00 ms", log) if n == other else log
+        for n, log in zip(plain, logs, strict=True)
+    ]
+    found = imported(timed_llamacpp(3, together=drafted), *logs)
+    assert found["request_speeds"][0]["over_plain"] == (over and pytest.approx(over))
+    assert says in "\n".join(map(str, describe_summary(found)))
+
+
+@pytest.mark.parametrize("length", [3, 0])
+def test_a_clock_is_held_against_the_log_at_its_own_context(length: int) -> None:
+    """At 512 tokens it would be called another server's; the requests had about 40."""
+
+    def clock(size: int, k: int, tau: float, context: float) -> float:
+        return 1e3 * (6 + 4 * k if k else 10) * (1 if context < 64 else 4)
+
+    texts = [timed_llamacpp(n) for n in {3, length}]
+    sources = [Source(str(n), text.encode()) for n, text in enumerate(texts)]
+    found = import_files(sources, Advice(clock, (1,), "CLOCK"))
+    assert found["log_over_clock"] == pytest.approx(1, rel=0.01)
+
+
 def test_answers_with_and_without_drafts() -> None:
     """Twenty tokens behind the first in 100 and in 50 ms."""
     timings = {"predicted_n": 21, "predicted_ms": 100.0}
