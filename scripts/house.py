@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "plain values": 2171,
+    "plain values": 2212,
     "policy": 3758,
     "kernels": 4280,
     "stores": 1004,
@@ -28,8 +28,8 @@ BUDGETS = {
     "report": 1366,
     "engines": 4457,
     "watch": 1341,
-    "cli": 3972,
-    "tests": 45373,
+    "cli": 3980,
+    "tests": 45405,
     "benchmarks, scripts": 9739,
     "files of the package": 273,
 }

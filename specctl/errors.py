@@ -127,6 +127,11 @@ class SpecctlError(Exception):
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
+class RecordError(SpecctlError, ValueError):
+    """A record with a wrong field; on the command line a bug, as files and options are told by
+    their own errors."""
+
+
 class UsageError(SpecctlError):
     """Options that contradict each other or are out of range."""
 

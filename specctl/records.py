@@ -8,10 +8,11 @@ import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from specctl.errors import RecordError, did_you_mean
 from specctl.lazy import np
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -25,7 +26,36 @@ class _Plain(str):
     __repr__ = str.__str__
 
 
-class Record(BaseModel):
+class TypedModel(BaseModel):
+    """A model that refuses fields and assignments with `RecordError`; JSON with pydantic's own
+    error, which tells the place in a file."""
+
+    if not TYPE_CHECKING:  # else its fields would not be known as arguments
+
+        def __init__(self, /, **fields: Any) -> None:
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise _refused(type(self), error) from None
+
+        __init__.__pydantic_base_init__ = True  # JSON goes past it
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            try:
+                super().__setattr__(name, value)
+            except ValidationError as error:
+                raise _refused(type(self), error) from None
+
+
+def _refused(kind: type[BaseModel], error: ValidationError) -> RecordError:
+    place, fix = violated_rule(error).place, ""
+    if place and place[0] not in kind.model_fields:
+        names = [name for name in kind.model_fields if name != "kind"]
+        fix = did_you_mean(place[0], names, f"its fields are {', '.join(names) or 'none'}")
+    return RecordError(f"{kind.__name__}, {describe_violation(error)}", hint=fix)
+
+
+class Record(TypedModel):
     """Frozen, strict, no unknown fields, no NaN: nothing is guessed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -125,6 +155,10 @@ _PLAIN = (
     ("a valid integer.*", "a whole number"),
     ("a valid number.*", "a number"),
     ("a valid (boolean|bool).*", "true or false"),
+    (r"a valid dictionary or instance of (\w+)", r"a \1"),
+    (r"a valid (\w+)$", r"a \1"),
+    ("String should match pattern", "not of the pattern"),
+    (r"Input tag (.*) found using '(\w+)' .* expected tags:", r"\2 \1 is none of"),
 )
 """Phrases of pydantic, and plain ones."""
 
@@ -159,8 +193,10 @@ def describe_violation(error: ValidationError) -> str:
     """First violation of a pydantic error: `field: message`, or the message without a field."""
     place, rule, kind, is_value = violated_rule(error)
     known = {"extra_forbidden": "there is no such field", "missing": "it is missing"}
-    known |= {"json_invalid": "text that is no JSON", "union_tag_not_found": "it has no kind"}
-    known |= {"string_too_short": "it is empty"}
+    no_record = "it has no kind, as records have"
+    known |= {"json_invalid": "text that is no JSON", "union_tag_not_found": no_record}
+    known |= {"model_attributes_type": no_record, "string_too_short": "it is empty"}
+    known |= {"frozen_instance": "records are frozen, and model_copy(update=...) makes another"}
     text = known.get(kind, f"not {rule}" if is_value else rule)
     return f"{'.'.join(place)}: {text}" if place else text
 

@@ -9,8 +9,6 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from specctl.artifacts.files import MAX_BYTES, publish_folder, read_folder
 from specctl.artifacts.load import (
     Artifact,
@@ -33,9 +31,8 @@ from specctl.artifacts.manifest import (
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.artifacts.selftest import selftest_tensors
 from specctl.artifacts.tensors import policy_tensors, policy_tree, write_tensors
-from specctl.errors import ArtifactError, refusals_of
+from specctl.errors import ArtifactError, RecordError, refusals_of
 from specctl.policy import Policy
-from specctl.records import describe_violation
 
 RECORDED_LIBRARIES = ("numpy", "onnx", "polars", "pydantic", "safetensors", "scikit-learn", "torch")
 _PACKAGE = Path(__file__).parents[1]
@@ -107,8 +104,8 @@ def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Man
             ),
             files={name: FileEntry.of(data) for name, data in files.items()},
         )
-    except ValidationError as error:
-        problem = f"the facts of this fit are invalid: {describe_violation(error)}"
+    except RecordError as error:
+        problem = f"the facts of this fit are invalid: {error.message}"
         raise ArtifactError("E_SCHEMA", MANIFEST, problem, hint="nothing was written") from None
 
 

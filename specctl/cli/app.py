@@ -19,7 +19,14 @@ import typer
 from typer.core import TyperGroup
 
 from specctl import console
-from specctl.errors import OutputError, SpecctlError, UsageError, did_you_mean, memory_error_of
+from specctl.errors import (
+    OutputError,
+    RecordError,
+    SpecctlError,
+    UsageError,
+    did_you_mean,
+    memory_error_of,
+)
 from specctl.records import in_plain_words
 
 INTERRUPTED = 130
@@ -168,6 +175,8 @@ def main(begin: Callable[[], None] = lambda: None) -> None:
             verbs = load_verbs(sys.argv[1:])
             begin()
             code = verbs(standalone_mode=False, prog_name="specctl")
+        except RecordError:
+            raise
         except SpecctlError as error:
             code = _refuse(error)
         except typer.TyperException as error:  # from the parser of options

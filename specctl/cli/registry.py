@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel
 
 from specctl import console
 from specctl import registry as room
@@ -20,7 +19,7 @@ from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import CodedError, UsageError
 from specctl.formatting import listed
-from specctl.records import option
+from specctl.records import TypedModel, option
 from specctl.registry import listing
 from specctl.registry.log import Logged
 from specctl.registry.names import parse_new_alias, typed
@@ -62,7 +61,7 @@ SignedNameOption = Annotated[
 ]
 
 
-class WriterConfig(BaseModel):
+class WriterConfig(TypedModel):
     """The signer of an entry in a history, and its reason."""
 
     key: Path | None = option(

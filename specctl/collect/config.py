@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from specctl.errors import UsageError
-from specctl.records import PositiveInt, canonical_json, option
+from specctl.records import PositiveInt, TypedModel, canonical_json, option
 
 if TYPE_CHECKING:
     from specctl.policy import FullTree
@@ -48,7 +48,7 @@ class Shard:
 WHOLE = Shard()
 
 
-class CollectConfig(BaseModel):
+class CollectConfig(TypedModel):
     """The options of `specctl collect` besides models, sampling and the form of the output."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from specctl.artifacts.manifest import Digest, Name, UtcTime, digest_of, utc_now
 from specctl.artifacts.signing import (
@@ -25,8 +25,8 @@ from specctl.artifacts.signing import (
     parse_signed,
 )
 from specctl.artifacts.strict_json import parse_strict
-from specctl.errors import ArtifactError, RegistryError
-from specctl.records import Record, canonical_json, describe_violation
+from specctl.errors import ArtifactError, RecordError, RegistryError
+from specctl.records import Record, canonical_json
 from specctl.registry.names import segment_of, typed
 from specctl.registry.trust import Trust
 from specctl.stores import KeyAbsentError, ObjectStore, UnreadableError, create, read
@@ -196,9 +196,8 @@ class Log:
                 reason=reason,
                 action=action,
             )
-        except ValidationError as error:
-            violation = describe_violation(error)
-            problem = f"texts have 1 to 256 printable characters: {violation}"
+        except RecordError as error:
+            problem = f"texts have 1 to 256 printable characters: {error.message}"
         if problem is not None:
             raise RegistryError("E_ENTRY", "log entry", problem, hint="nothing was committed")
         payload = canonical_json(entry.model_dump(mode="json")).encode()

@@ -31,7 +31,7 @@ from specctl.artifacts.signing import (
 )
 from specctl.artifacts.strict_json import parse_strict
 from specctl.durable import make_folder, output_errors, replace_file
-from specctl.errors import ArtifactError, UsageError, reason_of, shown
+from specctl.errors import ArtifactError, RecordError, UsageError, reason_of, shown
 from specctl.records import Record, canonical_json, describe_violation, require
 from specctl.registry.userdirs import config_home
 
@@ -86,10 +86,10 @@ class TrustedKey(Record):
                 names=tuple(dict.fromkeys(names)),
                 revoked=None,
             )
-        except ValidationError as error:
+        except RecordError as error:
             raise UsageError(
                 "a trusted key takes names of [a-z0-9._+@:-] and *, and a comment of one line: "
-                f"{describe_violation(error)}"
+                f"{error.message}"
             ) from error
 
     @property

@@ -6,10 +6,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from specctl.errors import UsageError
-from specctl.records import HELD_OUT, MAX_POSITIONS, increasing, option, require
+from specctl.records import HELD_OUT, MAX_POSITIONS, TypedModel, increasing, option, require
 
 Engine = Literal["specctl", "vllm", "llamacpp"]
 """The engine whose batching is simulated; both read a prompt whole.
@@ -40,7 +40,7 @@ ARRIVAL_RATE: float | None = option(
 )
 
 
-class ReplayConfig(BaseModel):
+class ReplayConfig(TypedModel):
     """Policies, a load and the way of scoring."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -135,7 +135,7 @@ Increasing = Annotated[
 Axis = Annotated[Increasing, Field(min_length=1)]
 
 
-class ProfileGrid(BaseModel):
+class ProfileGrid(TypedModel):
     """The points that `specctl profile` times; sizes count per request."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -193,7 +193,7 @@ class ProfileGrid(BaseModel):
         return self.num_passes * (points + len(self.prompt_tokens + self.held("prompt_tokens")))
 
 
-class LadderConfig(BaseModel):
+class LadderConfig(TypedModel):
     """Settings of a ladder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -209,7 +209,7 @@ class LadderConfig(BaseModel):
     num_folds: int = Field(4, ge=2)  # of the oracle's cross-fitting
 
 
-class TuneConfig(BaseModel):
+class TuneConfig(TypedModel):
     """Settings of a search; `tuning.prepare` checks the words."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

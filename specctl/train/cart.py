@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
 from torch import Tensor
 
-from specctl.errors import TraceEmptyError, TraceMismatchError, UsageError
+from specctl.errors import RecordError, TraceEmptyError, TraceMismatchError, UsageError
 from specctl.features import ENTROPY_TOP_K, phi
 from specctl.formatting import Detail, Table, count
 from specctl.logs.logged_draft import LoggedDraft
@@ -29,7 +28,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LiveLog, Support, sampled
 from specctl.policy import EntropyBins, Policy, StaticTree, build_shape
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
-from specctl.records import Record, describe_violation, floor_float32
+from specctl.records import Record, floor_float32
 from specctl.runtime.twins import Port
 from specctl.runtime.words import resolve_policy, words_of
 from specctl.stats import MIN_PROMPTS, Floats, Interval, Resamples, Split, split_prompts
@@ -150,9 +149,9 @@ def fit_rounds(rounds: pl.DataFrame, config: CartConfig) -> Fit[CartReport]:
     plan = config.model_dump(include={"gammas", "alpha", "index_base", "cap_tokens", "path"})
     try:
         shape = EntropyBins(base=config.base, edges=tuple(edges), **plan)
-    except ValidationError as error:
+    except RecordError as error:
         raise UsageError(
-            f"the bins make no valid policy: {describe_violation(error)}",
+            f"the bins make no valid policy: {error.message}",
             hint="lower --alpha or the gammas",
         ) from None
     unseen = torch.from_numpy(frame.filter("held_out")["phi"].to_numpy().copy())

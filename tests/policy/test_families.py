@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
-from specctl.errors import UsageError
+from specctl.artifacts.manifest import FileEntry, Range
+from specctl.errors import RecordError, UsageError
 from specctl.policy import (
     Calibration,
     Chain,
@@ -39,6 +41,7 @@ from specctl.policy.families import ACCEPTANCES, PARTS, SHAPES, WORDS, family_of
 from specctl.policy.family import AcceptanceFamily, Family, ShapeFamily
 from specctl.policy.static import static_shape
 from specctl.records import Record, canonical_json
+from specctl.replay.config import ReplayConfig
 from specctl.tree import Children
 from tests.policy import drafts
 from tests.policy.drafts import grow, paths_of, random_law
@@ -157,7 +160,7 @@ REFUSED: list[tuple[type[Record], dict[str, Any], str]] = [
 def test_records_that_cannot_be_are_refused(
     record: type[Record], fields: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(ValidationError, match=named):
+    with pytest.raises(RecordError, match=named):
         record(**fields)
 
 
@@ -199,3 +202,34 @@ def test_strict_and_ratio_acceptance_alone_are_lossless() -> None:
     for family in ACCEPTANCES:
         policy = Policy(shape=Chain(), acceptance=family.record())
         assert policy.lossless == (family.kind in ("strict", "ratio"))
+
+
+class Stranger:
+    kind = "chain"
+
+
+SAID: list[tuple[Callable[[], object], str]] = [
+    (lambda: Chain(num_draft_tokens="4"), "Chain, num_draft_tokens: not a whole number"),
+    (lambda: Chain(num_tokens=4), "num_tokens: there is no such field; did you mean num_draft_tok"),
+    (lambda: Chain(x=4), "Chain, x: there is no such field; its fields are num_draft_tokens"),
+    (lambda: Policy(), "Policy, shape: it is missing"),
+    (lambda: Policy(shape=object()), "Policy, shape: it has no kind, as records have"),
+    (lambda: Policy(shape="chain"), "Policy, shape: it has no kind, as records have"),
+    (lambda: Policy(shape=Stranger()), "Policy, shape.chain: not a Chain"),
+    (lambda: Policy(shape={"kind": "chian"}), "Policy, shape: kind 'chian' is none of 'ar', "),
+    (lambda: StaticTree(depth=6, num_tokens=4), "num_tokens counts the root and must exceed"),
+    (lambda: EntropyBins(base=Chain(), edges=(1.0,)), "EntropyBins, base: not a StaticTree"),
+    (lambda: setattr(Chain(), "num_draft_tokens", 5), "frozen, and model_copy"),
+    (lambda: ReplayConfig(policies=("ar",), baselin=2), "no such field; did you mean baseline?"),
+    (lambda: Range(low=-1, high=3), "Range, low: not at least 0"),
+    (lambda: FileEntry(size=1, digest="x"), "FileEntry, digest: not of the pattern '^sha256:"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), SAID, ids=[words for _, words in SAID])
+def test_records_from_python_are_refused_in_words(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(RecordError) as refused:
+        make()
+    assert words in str(refused.value)
+    assert not re.search("pydantic|[Ii]nput|valid |instance", str(refused.value))
+    assert refused.value.__suppress_context__, "nothing of pydantic's in the traceback"

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from sklearn.isotonic import isotonic_regression
 
-from specctl.errors import UsageError
+from specctl.errors import RecordError, UsageError
 from specctl.policy.budgets import StepCost
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost import profile
@@ -164,7 +163,7 @@ def test_decisions_refuse_a_missing_or_flat_model() -> None:
     ],
 )
 def test_step_cost_refuses(counts: tuple[int, ...], times: tuple[float, ...], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
+    with pytest.raises(RecordError, match=words):
         StepCost(token_counts=counts, step_us=times)
 
 
@@ -224,5 +223,5 @@ def test_held_out_error_by_hand() -> None:
 
 @pytest.mark.parametrize("axis", [(), (0, 1), (2, 1), (1, 1), (-1,), (1, 9999999)])
 def test_axes_increase_from_one_on(axis: tuple[int, ...]) -> None:
-    with pytest.raises(ValidationError, match="tokens"):
+    with pytest.raises(RecordError, match="tokens"):
         ProfileGrid(tokens=axis)
