@@ -32,10 +32,11 @@ from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.artifacts.selftest import selftest_tensors
 from specctl.artifacts.tensors import policy_tensors, policy_tree, write_tensors
 from specctl.errors import ArtifactError, RecordError, refusals_of
-from specctl.policy import Policy
+from specctl.policy import OwnShape, Policy
 
 RECORDED_LIBRARIES = ("numpy", "onnx", "polars", "pydantic", "safetensors", "scikit-learn", "torch")
 _PACKAGE = Path(__file__).parents[1]
+A_FAMILY = "make it a family: docs/architecture.md, To add something"
 
 
 def save_artifact(
@@ -58,6 +59,9 @@ def save_artifact(
         ArtifactError: the loader would refuse the policy.
     """
     with refusals_of(str(folder)):
+        if isinstance(policy.shape, OwnShape):
+            problem = f"the rule {policy.shape.name} is Python's, and artifacts hold parameters"
+            raise ArtifactError("E_SCHEMA", "shape", problem, hint=A_FAMILY)
         tensors = {**policy_tensors(policy), **selftest_tensors(policy)}
         files = {TENSORS: write_tensors(tensors), CARD: card.encode()}
         files |= {} if report is None else {REPORT_JSON: report}

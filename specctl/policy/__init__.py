@@ -37,6 +37,7 @@ from specctl.policy.families import (
 )
 from specctl.policy.hetero import EntropyBins
 from specctl.policy.mars import Mars
+from specctl.policy.own import OwnShape
 from specctl.policy.pruning import JointThreshold
 from specctl.policy.ratio import Ratio
 from specctl.policy.rules import ShapeRule
@@ -70,6 +71,7 @@ __all__ = [
     "MarginalBudget",
     "Mars",
     "OptTree",
+    "OwnShape",
     "PerRequest",
     "Policy",
     "Ratio",

@@ -19,6 +19,7 @@ from specctl.policy import (
     echo,
     hetero,
     mars,
+    own,
     pruning,
     ratio,
     static,
@@ -58,6 +59,7 @@ PARTS: dict[Part, tuple[Family, ...]] = {
     "acceptance": ACCEPTANCES,
 }
 _OF_RECORD = {family.record: family for part in PARTS.values() for family in part}
+_OF_RECORD[own.OwnShape] = own.OWN  # it has no words and no JSON
 WORDS: dict[Part, dict[str, dict[str, Any]]] = {
     part: {
         word: {"kind": family.kind, **settings}
@@ -78,7 +80,7 @@ else:
         records = tuple(family.record for family in families)
         return Annotated[Union[records], Field(discriminator="kind")]  # noqa: UP007
 
-    Shape, Budget, Acceptance = map(_one_of, (SHAPES, BUDGETS, ACCEPTANCES))
+    Shape, Budget, Acceptance = map(_one_of, ((*SHAPES, own.OWN), BUDGETS, ACCEPTANCES))
 
 
 class Policy(Record):
@@ -111,8 +113,10 @@ class Policy(Record):
 
     @property
     def name(self) -> str:
-        """Kinds of the parts, defaults left out, e.g. `hetero` or `echo+echo_budget`."""
-        return "+".join(part.kind for part in (self.shape, *self.additions.values()))
+        """Kinds of the parts, defaults left out, e.g. `hetero` or `echo+echo_budget`; of a rule of
+        one's own its name."""
+        parts = (self.shape, *self.additions.values())
+        return "+".join(getattr(part, "name", part.kind) for part in parts)
 
     @property
     def additions(self) -> dict[Part, Any]:

@@ -25,7 +25,7 @@ from specctl.tree import DraftPool
 class RoundStart:
     """The state of B requests when a round begins."""
 
-    num_rows: int
+    num_rows: int  # B
     memory: Tensor  # `[B, M]` float64, the shape's memory of each request
     batch_size: int = 1  # requests that decode together; in replay each row is decoded alone
 
@@ -40,7 +40,7 @@ def fresh_start(num_rows: int, memory_size: int = 0, device: Device = "cpu") -> 
 class Plan:
     """A shape's state within one round."""
 
-    num_rows: int
+    num_rows: int  # B
     max_depth: Tensor
     """`[B]` int64, levels drafted for each row; deeper levels, drafted for other rows, are never
     submitted."""
@@ -124,16 +124,16 @@ class BudgetRule(Protocol):
 
 
 @dataclass
-class BaseShape:
+class BaseShape(ShapeRule):
     """Defaults of rules: fixed depth, EAGLE-2's frontier and rerank."""
 
-    max_depth: int
-    top_k: int
-    width: int
-    max_tokens: int
-    device: Device = "cpu"
-    memory_size: int = 0
-    needs_text: bool = False
+    max_depth: int  # see `ShapeRule`, as of the next three
+    top_k: int  # children per expanded node
+    width: int  # nodes expanded per level at most
+    max_tokens: int  # nodes submitted at most, root counted
+    device: Device = "cpu"  # of the tensors that it makes
+    memory_size: int = 0  # numbers in a request's memory
+    needs_text: bool = False  # reads features of the text
 
     def begin(self, start: RoundStart) -> Plan:
         depth = torch.full((start.num_rows,), self.max_depth, device=self.device)
@@ -248,3 +248,14 @@ def in_pool_order(index: Tensor, keep: Tensor) -> Tensor:
     last = torch.iinfo(index.dtype).max
     ordered = index.masked_fill(~keep, last).sort(1).values
     return ordered.masked_fill(ordered == last, -1)
+
+
+def is_closed(submitted: Tensor, parent: Tensor, max_tokens: int) -> bool:
+    """Whether rows `[B, N]` of pool indices are trees: ascending, root first, parents present."""
+    valid, index = submitted >= 0, submitted.clamp(min=0)
+    is_in = torch.zeros_like(parent, dtype=torch.bool).scatter(1, index, True)
+    above = parent.gather(1, submitted.clamp(min=1))
+    has_parent = is_in.gather(1, above.clamp(min=0)) | ~valid | (submitted == 0)
+    ascends = (submitted[:, 1:] > submitted[:, :-1]) | ~valid[:, 1:]
+    sound = [submitted[:, 0] == 0, has_parent.all(1), ascends.all(1), valid.sum(1) <= max_tokens]
+    return bool(torch.stack(sound).all())

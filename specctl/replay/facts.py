@@ -182,6 +182,9 @@ def to_time(facts: Mapping[str, Any]) -> str:
         facts: fields of `TraceFacts`.
     """
     words = [*facts["without_decision_cost"].values(), *(facts["with_decision_cost"] or ())]
+    words = [one for one in words if one]  # a rule of Python has none
+    if not words:
+        return "decode under it to see what they take"
     pair = "" if is_fixture(facts["target"]) else " --target TARGET --drafter DRAFTER"
     return f"time them: `specctl profile {policy_options(words)} -o cost_model.json{pair}`"
 

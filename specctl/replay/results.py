@@ -58,12 +58,13 @@ Columns = dict[str, Callable[[Any], str]]
 class Result:
     """The result of a replay: one JSON value, a verdict, tables and sentences."""
 
-    scores: AnyScores
+    scores: AnyScores  # the record of `replay.json`
     verdict: str
     tables: list[formatting.Table]
     lines: list[str]  # below them
 
     def to_json(self) -> dict[str, Any]:
+        """The content of `replay.json`."""
         return {"kind": self.scores.kind, **self.scores.to_json()}
 
     def shown(self) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,36 @@ from specctl.replay.rounds import held_with, replay_chunk
 from specctl.replay.score import PolicyScores, score, sums_to_score
 from specctl.replay.submissions import submissions_of
 from specctl.runtime.identity import processor_name
-from specctl.runtime.words import NamedPolicy, resolve_policies
+from specctl.runtime.words import NamedPolicy, resolve_policies, resolve_policy
 
 NUM_RUNS = 8
 """Independent orders of requests and arrivals behind an interval."""
 logger = logging.getLogger(__name__)
+
+
+def compare_policies(
+    traces: TraceSet, policies: Mapping[str, Policy | str], **options: Any
+) -> Result:
+    """`specctl replay` from Python: scores policies by label, the first as the baseline.
+
+    Args:
+        policies: words and artifacts too.
+        options: fields of `ReplayConfig`.
+
+    Raises:
+        UsageError, RecordError: see `replay_traces`, and options that there are not.
+    """
+    config = ReplayConfig(policies=tuple(policies), **options)
+    expect = Expectation(traces.fingerprint, allow_mismatch=config.allow_mismatch)
+    found = {
+        label: resolve_policy(of, expect, allow_lossy=True) if isinstance(of, str) else of
+        for label, of in policies.items()
+    }
+    named = [
+        NamedPolicy(label, of) if isinstance(of, Policy) else replace(of, label=label)
+        for label, of in found.items()
+    ]
+    return replay_traces(traces, config, named=named)
 
 
 def replay_traces(

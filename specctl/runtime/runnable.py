@@ -31,7 +31,15 @@ from specctl.policy import (
     policy_digest,
 )
 from specctl.policy.growing import grow_tree
-from specctl.policy.rules import BudgetRule, Frontier, Level, Plan, ShapeRule, fresh_start
+from specctl.policy.rules import (
+    BudgetRule,
+    Frontier,
+    Level,
+    Plan,
+    ShapeRule,
+    fresh_start,
+    is_closed,
+)
 from specctl.policy.verification import AcceptanceRule
 from specctl.runtime.capture import is_capturing
 from specctl.runtime.config import Decisions
@@ -248,18 +256,6 @@ def rehearse(rules: Runnable) -> None:
         raise _failed(f"{type(error).__name__}: {error}") from error
     if not is_closed(submitted, pool.parent, shape.max_tokens):
         raise _failed("nodes without their parents, or out of order")
-
-
-def is_closed(submitted: Tensor, parent: Tensor, max_tokens: int) -> bool:
-    """Whether rows `[B, N]` of pool indices are trees: ascending, root first, parents present."""
-    valid = submitted >= 0
-    slots = torch.arange(parent.shape[1], device=parent.device)
-    is_in = (submitted[:, :, None] == slots).any(1)
-    above = parent.gather(1, submitted.clamp(min=1))
-    has_parent = is_in.gather(1, above.clamp(min=0)) | ~valid | (submitted == 0)
-    ascends = (submitted[:, 1:] > submitted[:, :-1]) | ~valid[:, 1:]
-    sound = [submitted[:, 0] == 0, has_parent.all(1), ascends.all(1), valid.sum(1) <= max_tokens]
-    return bool(torch.stack(sound).all())
 
 
 def _failed(found: str) -> UsageError:

@@ -61,7 +61,7 @@ def test_examples_hold_every_kind() -> None:
         for policy in POLICIES.values()
         for part in (policy.shape, policy.budget, policy.acceptance)
     } | {getattr(policy.shape, "scorer", policy.shape).kind for policy in POLICIES.values()}
-    assert used == known
+    assert used == known - {"own"}, "a rule of Python is in no artifact"
 
 
 @pytest.mark.parametrize("name", POLICIES)
