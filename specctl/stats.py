@@ -10,7 +10,7 @@ import hashlib
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Annotated, Any, Self
 
@@ -116,6 +116,11 @@ class Interval:
         ends = [f"{x:{spec}}" for x in (self.low, self.high) if math.isfinite(x)]
         return f"{self.value:{spec}} [{', '.join(ends) if ends[1:] else 'n/a'}]"
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there were prompts enough for the interval."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
 
 UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
@@ -159,7 +164,11 @@ class Resamples:
         """The mean of rows `[M]`, given the code of each row's prompt; NaN without rows."""
         columns = np.stack([values, np.ones(len(values))], 1).astype(np.float64)
         sums = sums_by(prompt, self.weights.shape[1], columns)
-        return self.interval(sums, first_over_second)
+        return self.of_prompts(int(np.count_nonzero(sums[:, 1]))).interval(sums, first_over_second)
+
+    def of_prompts(self, num_prompts: int) -> Resamples:
+        """The resamples for a figure of some of the prompts; too few have no interval."""
+        return replace(self, is_enough=self.is_enough and num_prompts >= MIN_PROMPTS)
 
     def ratio(self, ours: Floats, theirs: Floats, figure: Figure) -> Interval:
         """Ours over theirs, paired: each resample has the same prompts on both sides."""

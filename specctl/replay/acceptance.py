@@ -188,7 +188,8 @@ def acceptance_by_depth(rounds: pl.DataFrame, resamples: Resamples) -> tuple[Dep
     A round is *at risk* at depth d if its path reached depth d - 1, depth d was offered and the
     text went on. The accepted share of these is the conditional acceptance a_d. The marginal one is
     the product a_1 ... a_d, the product-limit estimate of Kaplan and Meier (1958); without
-    censoring it is the plain share.
+    censoring it is the plain share. A depth with rounds at risk in fewer than `MIN_PROMPTS` prompts
+    has no interval.
     """
     accepted, offered, emitted = (
         rounds[name].to_numpy() for name in ("num_accepted", "offered_depth", "num_emitted")
@@ -197,22 +198,24 @@ def acceptance_by_depth(rounds: pl.DataFrame, resamples: Resamples) -> tuple[Dep
     depths, columns = range(1, int(offered.max(initial=0)) + 1), []
     for d in depths:
         reached, hit = accepted >= d - 1, accepted >= d
-        at_risk = hit | (reached & ~is_cut & (offered >= d))
-        columns += [hit, at_risk, reached & ~at_risk]
+        seen = hit | (reached & ~is_cut & (offered >= d))  # at risk
+        columns += [hit, seen, reached & ~seen]
     if not columns:
         return ()
     sums = sums_by(prompt_codes(rounds), resamples.weights.shape[1], columns)
     drawn = resamples.drawn(sums).reshape(-1, len(depths), 3)
     conditional = first_over_second(drawn)
     marginal = conditional.cumprod(1)
+    at_risk = np.count_nonzero(sums.reshape(-1, len(depths), 3)[:, :, 1], 0)  # prompts, by depth
+    enough = [resamples.of_prompts(int(number)) for number in at_risk]
     return tuple(
         DepthAcceptance(
             depth=d,
             num_at_risk=int(drawn[0, d - 1, 1]),
             num_accepted=int(drawn[0, d - 1, 0]),
             num_censored=int(drawn[0, d - 1, 2]),
-            conditional_prob=resamples.read(conditional[:, d - 1]),
-            marginal_prob=resamples.read(marginal[:, d - 1]),
+            conditional_prob=enough[d - 1].read(conditional[:, d - 1]),
+            marginal_prob=enough[d - 1].read(marginal[:, d - 1]),
         )
         for d in depths
     )

@@ -9,6 +9,7 @@ from specctl.replay.acceptance import CategoryFigures, TraceFigures
 from specctl.report.charts import Chart, Series
 from specctl.report.page import Figure, Section
 from specctl.report.result_sections import BY_PROMPT
+from specctl.stats import MIN_PROMPTS
 
 MAX_LINES = 6
 """Categories drawn as lines; the table holds all."""
@@ -28,9 +29,16 @@ def depth_section(figures: TraceFigures) -> Section:
     """Conditional and marginal acceptance by depth."""
     depths = figures.depths
     tree = "the logged tree" if figures.kind == "dense" else "the submitted trees"
-    first, last = depths[0], depths[-1]
-    known = [d for d in depths if d.conditional_prob.known]
-    weakest = min(known or depths, key=lambda d: d.conditional_prob.value)
+    judged = [d for d in depths if d.conditional_prob.is_bounded]
+    first, further = depths[0], ""
+    if judged:
+        last, weakest = judged[-1], min(judged, key=lambda d: d.conditional_prob.value)
+        further = (
+            f", and all {count(last.depth, 'token')} ahead {last.marginal_prob.text('.0%')}. Given "
+            f"that the path held so far, the weakest step is depth {weakest.depth} at "
+            f"{weakest.conditional_prob.text('.0%')}"
+        )
+    deepest = depths[-1].marginal_prob.value
     notes = [
         "Where the text or the tree ended first, a depth is censored: it leaves the count at risk "
         "and is never a rejection. Marginal acceptance is the product of the conditional ones "
@@ -52,7 +60,7 @@ def depth_section(figures: TraceFigures) -> Section:
     )
     chart = Chart(
         f"Line chart of acceptance probability by depth 1 to {len(depths)}: marginal from "
-        f"{first.marginal_prob.value:.2f} to {last.marginal_prob.value:.2f}. The table below holds "
+        f"{first.marginal_prob.value:.2f} to {deepest:.2f}. The table below holds "
         "the values.",
         series=[conditional, marginal],
         **BY_DEPTH,
@@ -68,9 +76,7 @@ def depth_section(figures: TraceFigures) -> Section:
     return Section(
         "depth",
         reading=f"Of the target's text, {tree} held the next token "
-        f"{first.conditional_prob.text('.0%')} of the time, and all {last.depth} tokens ahead "
-        f"{last.marginal_prob.text('.0%')}. Given that the path held so far, the weakest step is "
-        f"depth {weakest.depth} at {weakest.conditional_prob.text('.0%')}.",
+        f"{first.conditional_prob.text('.0%')} of the time{further}.",
         basis=f"n = {rows_of(figures)}; {BY_PROMPT}.",
         figures=[Figure("Acceptance of the target's own path by draft depth.", chart)],
         tables=[Table.of("Acceptance by depth", depths, columns)],
@@ -87,18 +93,26 @@ def category_section(figures: TraceFigures) -> Section:
             "category",
             missing="The prompts carry no category. Give each a category field and collect again.",
         )
-    by_tau = sorted(found, key=lambda c: -c.tau.value if c.tau.known else 0.0)
-    best, worst = by_tau[0], by_tau[-1]
-    reading = f"All prompts are of one category, τ {best.tau.text('.2f')} tokens per call."
-    if len(found) > 1:
+    judged = sorted((c for c in found if c.tau.is_bounded), key=lambda c: -c.tau.value)
+    reading = f"Fewer than two categories have {MIN_PROMPTS} prompts, so none are compared."
+    if len(found) == 1:
+        reading = f"All prompts are of one category, τ {found[0].tau.text('.2f')} tokens per call."
+    elif len(judged) > 1:
+        best, worst = judged[0], judged[-1]
         apart = best.tau.low > worst.tau.high
         verdict = "the intervals are apart" if apart else "the intervals overlap"
         reading = (
             f"Most is accepted in {_name(best)}, τ {best.tau.text('.2f')}, least in "
             f"{_name(worst)}, τ {worst.tau.text('.2f')} tokens per call; {verdict}."
         )
-    few = [_name(category) for category in found if category.num_prompts < 10]
-    rough = [f"Fewer than 10 prompts, so intervals are rough: {listed(few)}."] if few else []
+        if len(judged) > 2:
+            reading += (
+                f" Each interval is by itself: of {len(judged)} categories the highest and the "
+                "lowest may be apart by chance."
+            )
+    few = [_name(category) for category in found if not category.tau.is_bounded]
+    words = f"Fewer than {MIN_PROMPTS} prompts, so without intervals and not compared"
+    rough = [f"{words}: {listed(few)}."] if few else []
     drawn = sorted(found, key=lambda c: -c.num_rounds)[:MAX_LINES]
     series = []
     for style, category in enumerate(sorted(drawn, key=_name)):

@@ -373,6 +373,45 @@ def test_few_prompts_the_fixture_and_no_categories_are_told(tmp_path: Path) -> N
     ]
 
 
+SIZES: list[tuple[dict[str, int], str]] = [
+    (
+        {"maths": 8, "prose": 9, "one": 1},
+        "Most is accepted in maths, τ 1.50 [1.50, 1.50], least in",
+    ),
+    ({"maths": 8, "prose": 7, "one": 1}, "Fewer than two categories have 8 prompts, so none are"),
+    ({"maths": 7, "prose": 7}, "Fewer than two categories have 8 prompts, so none are"),
+    ({"one": 7}, "All prompts are of one category, τ 3.00 [n/a] tokens per call."),
+]
+
+
+@pytest.mark.parametrize(("sizes", "says"), SIZES)
+def test_no_sentence_compares_categories_of_few_prompts(
+    sizes: dict[str, int], says: str, tmp_path: Path
+) -> None:
+    """One prompt that accepts everything is no category in which most is accepted."""
+    paths: dict[str, list[tuple[int, ...]]] = {
+        "maths": [(1,), (1,), ()], "prose": [(), (), ()], "one": [(1, 3), (1, 3), (1,)],
+    }  # fmt: skip
+    prompts = [
+        replace(TWO_PROMPTS[0], prompt_id=f"{name}{n}", category=name, positions=paths[name])
+        for name, number in sizes.items()
+        for n in range(number)
+    ]
+    page = build_page(trace_figures(write_log(tmp_path / "log", prompts)), Given())
+    by_key = {section.key: section for section in page.sections}
+    section, depth = by_key["category"], by_key["depth"]
+    assert section.reading.startswith(says)
+    assert "one" not in section.reading.replace("one category", "").replace("none", "")
+    for name, number, _, *figures in section.tables[0].rows:
+        few = int(number) < 8
+        assert all(("[n/a]" in cell) == few for cell in figures), (name, figures)
+        assert (name in " ".join(section.notes)) == few
+    on = sizes.get("maths", 0) + sizes.get("one", 0)  # prompts that go on to the second level
+    ahead = "2 tokens" if on > 7 else "1 token"
+    assert (f"and all {ahead} ahead" in depth.reading) == (sum(sizes.values()) > 7)
+    assert ("weakest" in depth.reading) == (sum(sizes.values()) > 7)
+
+
 def test_a_page_of_two_pairs_is_refused(tmp_path: Path) -> None:
     other = trace_figures(write_log(tmp_path / "log", drafter_digest="sha256:" + 64 * "1"))
     ladder = ladder_results(target_digest="sha256:" + 64 * "1")
