@@ -70,6 +70,7 @@ class TraceFacts(PairFacts):
         "outside_clock",
         "beyond_log",
         "prompts_digest",
+        "scored_prompts",
         "num_prompts_left_out",
         "scored_on_training_prompts",
     )
@@ -93,6 +94,8 @@ class TraceFacts(PairFacts):
     # by label, what to do where drafts are larger than the log's, see `rounds.held_with`
     beyond_log: dict[str, str] | None = None
     prompts_digest: str | None = None  # of the scored prompts, see `prompts_digest`
+    # their ids, after a split the held-out ones; an artifact has the digest alone
+    scored_prompts: tuple[str, ...] | None = None
     num_prompts_left_out: int | None = None  # prompts of a policy's fit
     # labels of policies that were fitted on some scored prompts
     scored_on_training_prompts: tuple[str, ...] | None = None

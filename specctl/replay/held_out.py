@@ -46,6 +46,7 @@ class ScoredPrompts:
         """The fields of `TraceFacts`."""
         return {
             "prompts_digest": prompts_digest(self.prompts),
+            "scored_prompts": self.prompts,
             "num_prompts_left_out": self.num_left_out or None,
             "scored_on_training_prompts": self.trained or None,
         }

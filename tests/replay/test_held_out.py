@@ -147,6 +147,8 @@ def test_one_split_is_that_of_all_verbs() -> None:
     replayed, _ = found_by(*REPLAY, "-p", "mine")
     assert (said, also_said) == ("", "")
     assert len({found["prompts_digest"] for found in (ladder, chosen, replayed)}) == 1
+    for found in (ladder, chosen, replayed):
+        assert found["scored_prompts"] == list(split().held_out), "listed, not as a mask of hashes"
     for found in (ladder, chosen):
         assert found["num_prompts"] == {"train": NUM_PROMPTS - held_out, "held_out": held_out}
         assert "num_prompts_left_out" not in found

@@ -305,15 +305,15 @@ def publish(
         domain=domain,
         parent=chosen.parent,
     )
-    content = json_bytes(result.to_json())
+    published = result.model_copy(update={"scored_prompts": None})  # ids may be of users
     artifact = save_artifact(
         folder / POLICY_FOLDER,
         chosen.policy,
         origin.of_sets(snapshots),
         card=cards.with_domain(write_card(result, chosen.policy, pair), domain),
-        report=content,
+        report=json_bytes(published.to_json()),
     )
-    write_whole(folder / RESULT_NAME, content, "tuning")
+    write_whole(folder / RESULT_NAME, json_bytes(result.to_json()), "tuning")
     return artifact
 
 
@@ -371,7 +371,8 @@ def write_card(result: TuneResult, policy: Policy, pair: PairFingerprint) -> str
         cards.table(COLUMNS, rows),
         "The first row is the best static setting. Rates in tokens/s. " + cell(table.legend),
         "## Use",
-        f"{cards.use_block(pair)} `report.json`\nis the whole result of `specctl tune`.",
+        f"{cards.use_block(pair)} `report.json`\nis the result of `specctl tune`"
+        " without the ids of prompts.",
         "## Limits",
         f"""- Times are the cost model's, counts are replayed from logged trees. Compare it with
   `specctl run --compare` on the machine that serves before you trust it.
