@@ -25,14 +25,15 @@ def show_progress(show_bar: ShowBar) -> None:
 
 
 @contextmanager
-def progress(counted: str, total: int | None) -> Iterator[None]:
+def progress(counted: str, total: int | None, label: str = "") -> Iterator[None]:
     """Shows a bar while the block runs; `advance` moves it.
 
     Args:
         counted: the unit, e.g. `positions`.
-        total: None if it is unknown.
+        total: None if it is unknown. Work that goes on behind a full bar opens one of its own.
+        label: shown in place of the unit.
     """
-    with _show_bar(counted, total) as tick:
+    with _show_bar(label or counted, total) as tick:
         _open.append((counted, tick))
         try:
             yield

@@ -128,7 +128,7 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 def intervals_over(num_prompts: int, by: str = "prompt") -> str:
     """The caption of intervals over this many prompts."""
     if num_prompts >= MIN_PROMPTS:
-        return f"95% intervals by {by}"
+        return f"95% intervals by {by}, each by itself"
     return f"intervals n/a: they need {MIN_PROMPTS} prompts, here are {num_prompts}"
 
 

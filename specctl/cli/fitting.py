@@ -19,7 +19,7 @@ from specctl.cli.options import (
     preset_option,
     run_and_publish,
 )
-from specctl.cli.verbs import Given, verb
+from specctl.cli.verbs import Given, runs_place, verb
 from specctl.console import Answer
 from specctl.errors import UsageError, check_choice
 from specctl.formatting import short_id
@@ -271,7 +271,7 @@ def _certify(
         pair = paired.load_pair()
     loaded = with_room(loaded, pair, paired)
     base = resolve_policy(shape, pair.fingerprint, allow_lossy=True).policy  # its shape alone
-    place = out.with_name(f"{out.name}.runs")
+    place = runs_place(out)
     fit, digest = fit_relaxed(face, pair, base, loaded, settings, paired, place)
     domain = pair_domain(pair, batch_size=paired.batch_size)
     artifact = save_fit(fit, out, pair.fingerprint, digest, domain=domain)

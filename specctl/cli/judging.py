@@ -318,11 +318,14 @@ def tune(
     app,
     examples="""specctl report traces -o report.html
 specctl report traces -o report.html --tune tuned/tune.json
-specctl report traces -o report.html --run run/results.json""",
+specctl report traces -o report.html --run run/results.json
+specctl report traces --json""",
 )
 def report(
     *,
-    out: Path = option(..., "HTML file to write", name="--out -o"),
+    out: Path | None = option(
+        None, "HTML file to write", name="--out -o", default="print the sentences alone"
+    ),
     traces: Annotated[
         list[str] | None,
         typer.Argument(help="Trace folders of one pair, dense or live; default: results alone."),
@@ -356,7 +359,8 @@ def report(
     from specctl.replay.cost.files import load_cost_model
     from specctl.report import build_page, read_given, settings_for
 
-    check_place(out, "report")
+    if out is not None:
+        check_place(out, "report")
     cost = None if cost_model is None else load_cost_model(cost_model)
     paths = {"replay": results, "ladder": ladder, "tune": tune, "run": run, "drift": drift}
     given = read_given(cost, **paths)
@@ -367,5 +371,8 @@ def report(
         with progress("positions", opened.num_rows("rounds")):
             figures = trace_figures(opened, seed=seed)
     page = build_page(figures, given)
+    if out is None:
+        said = [f"{one.title}: {one.reading}" for one in page.sections if one.reading]
+        return Answer(page.to_json(), said)
     write_whole(out, page.html().encode(), "report")
     return Answer(page.to_json(), [f"wrote {out}"])

@@ -152,7 +152,7 @@ def answer_of(comparison: Comparison, title: str, more: Sequence[Any]) -> Answer
     Args:
         more: shown below.
     """
-    from specctl.runtime.compare import verdict
+    from specctl.runtime.compare import MAX_P_VALUE, verdict
 
     results, waiting = comparison.results, comparison.waiting_frac
     rows = [result.summary() | {"waiting_frac": waiting} for result in results]
@@ -169,6 +169,11 @@ def answer_of(comparison: Comparison, title: str, more: Sequence[Any]) -> Answer
         lines.append(
             f"Interrupted: a random part, {count(comparison.num_prompts, 'prompt')}, as prompts "
             "are decoded in shuffled order."
+        )
+    if (num_beside := sum(row["paired"] is not None for row in rows)) > 1:
+        lines.append(
+            f"Each policy is compared by itself, at p {MAX_P_VALUE}: of {num_beside} verdicts, one "
+            f"is false by chance in at most {num_beside * MAX_P_VALUE:.0%} of runs."
         )
     if waiting is not None and waiting >= LEAST_WAITING:
         lines.append(f"Other work runs here: decoding waited {waiting:.0%} of the time.")

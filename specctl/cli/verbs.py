@@ -14,7 +14,6 @@ that is None if it is left out. Tuples are comma-separated, or the option is rep
 
 from __future__ import annotations
 
-import glob
 import inspect
 import math
 import time
@@ -302,6 +301,11 @@ def verb(
     return decorate
 
 
+def runs_place(out: Path) -> Path:
+    """The default folder of the answers behind a lossy fit."""
+    return out.with_name(f"{out.name}.runs")
+
+
 def what_is_left(out: Any, since: float) -> str:
     """Report of the files that an interrupted verb wrote.
 
@@ -315,8 +319,8 @@ def what_is_left(out: Any, since: float) -> str:
     with suppress(SpecctlError):
         held = count(len(TraceSet.open(str(out)).prompt_ids), "finished prompt")
         return f"{out} holds {held}; the same command with --resume goes on"
-    # Inputs of a folder, such as runs, lie beside it, with its name and an ending.
-    places = sorted(Path(out).parent.glob(f"{glob.escape(Path(out).name)}*"))
+    # Only what verbs write: a shell may have sent their output to a file beside it.
+    places = Path(out), runs_place(Path(out))
     files = {
         place: [
             path

@@ -426,6 +426,13 @@ def _check_disjoint(parts: Sequence[Listing]) -> None:
 # --------------------------------------------------------------------------- domain
 
 
+def hardware_of(traces: TraceSet) -> tuple[str, ...] | None:
+    """The machines of all sets; None if one names none."""
+    machines = [_recorded_domain(header).hardware for header in traces.headers]
+    found = tuple(sorted({name for names in machines for name in names or ()}))
+    return None if None in machines else found
+
+
 def domain_of(traces: TraceSet) -> Domain:
     """The domain of traces, from headers and rows.
 
@@ -445,9 +452,7 @@ def domain_of(traces: TraceSet) -> Domain:
     for name in Domain.model_fields:
         values = [getattr(domain, name) for domain in domains]
         merged[name] = values[0] if all(value == values[0] for value in values) else None
-    machines = [domain.hardware for domain in domains]
-    if None not in machines:
-        merged["hardware"] = tuple(sorted({name for names in machines for name in names or ()}))
+    merged["hardware"] = hardware_of(traces)
     is_live = pl.col("kind").cast(pl.String) == "live"
     batch_sizes = pl.col("batch_size").filter(is_live)
     for column in (batch_sizes, pl.col("context_tokens")):

@@ -9,7 +9,7 @@ import numpy as np
 from specctl.errors import TraceEmptyError, TraceMismatchError
 from specctl.logs.parquet import collected, scan_files
 from specctl.logs.positions import Ints
-from specctl.logs.trace_set import TraceSet
+from specctl.logs.trace_set import TraceSet, hardware_of
 from specctl.logs.tree_log import DenseLog, Support, segment_files
 from specctl.policy import Policy, StaticTree
 from specctl.replay.facts import PairFacts, ResultRecord
@@ -47,6 +47,7 @@ class TraceFigures(PairFacts):
     """The figures of a report on one trace set."""
 
     kind: Literal["dense", "live"]
+    hardware: tuple[str, ...] | None  # that collected the traces; None if they do not say
     num_prompts: int
     num_rows: int  # rounds, or positions of dense traces
     num_nodes: int  # drafted, roots excluded
@@ -112,6 +113,7 @@ def trace_figures(traces: TraceSet, *, seed: int = 0) -> TraceFigures:
     header = traces.header
     return TraceFigures(
         kind=rounds["kind"][0],
+        hardware=hardware_of(traces),
         target=str(header.collect.get("target", "unnamed")),
         drafter=str(header.collect.get("drafter", "unnamed")),
         target_digest=header.target_digest,

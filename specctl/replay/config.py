@@ -28,6 +28,7 @@ ALL_PROMPTS: bool = option(
     False,
     "Take prompts that a policy was fitted on, too; it is then marked and cannot win",
     name="--all-prompts",
+    group="advanced",
 )
 FORCE: bool = option(
     False, "Give verdicts on a clock that failed its own check", name="--force", group="advanced"

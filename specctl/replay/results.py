@@ -208,17 +208,31 @@ def _value(gain: Interval | float) -> float:
     return gain if isinstance(gain, float) else gain.value
 
 
-def _fewest_calls(scores: AnyScores, figures: Sequence[Any]) -> str:
-    """The verdict without times."""
-    known = [f for f in figures if not f.is_marked]
+def fewest_calls(scores: AnyScores, figures: Sequence[Any]) -> str:
+    """The verdict on calls, of the policies that the log holds and that are unseen.
+
+    Beside the baseline it takes a ratio whose interval is clear of 1; totals have no interval.
+    """
+    known = [f for f in figures if not f.is_marked and scores.is_unseen(f.policy)]
     if not known:
-        return "No verdict: the log lacks what these policies draft."
+        return "No verdict: the log lacks what these policies draft, or they were fitted on it."
     best = min(known, key=lambda f: f.calls)
     if not figures[1:]:
         return f"{best.policy}: {best.calls:,} calls for {best.num_tokens:,} tokens."
-    base = next(f for f in figures if f.policy == scores.baseline)
-    beside = "" if best is base or base.is_marked else f", {base.policy} {base.calls:,}"
-    return f"Fewest calls: {best.policy} {best.calls:,}{beside}."
+    base = next((f for f in known if f.policy == scores.baseline), None)
+    others = [f for f in known if f is not base]
+    if base is None or not others:
+        return f"Fewest calls: {best.policy} {best.calls:,}."
+    next_best = min(others, key=lambda f: f.calls)
+    of_base, of_next = (f"{f.policy} {f.calls:,}" for f in (base, next_best))
+    gain, end = next_best.against["calls"], ""
+    if isinstance(gain, Interval) and not gain.is_bounded:
+        end = "; too few prompts for an interval"
+    elif isinstance(gain, Interval) and gain.low <= 1 <= gain.high:
+        words = f"{of_next}, {of_base}, × {gain.text('.2f')}"
+        return f"No policy needs fewer calls than {base.policy} for sure: {words}."
+    pair = [of_base, of_next] if best is base else [of_next, of_base]
+    return f"Fewest calls: {', '.join(pair)}{end}."
 
 
 def _inverse(ratio: Interval) -> Interval:
@@ -290,7 +304,7 @@ def replay_result(
         *_unsupported(scores, pooled, ", so its figures are ranges"),
         *remarks,
     ]
-    verdict = _fastest(scores, gains) if timed and pooled[1:] else _fewest_calls(scores, pooled)
+    verdict = _fastest(scores, gains) if timed and pooled[1:] else fewest_calls(scores, pooled)
     return Result(scores, verdict, tables, lines)
 
 
@@ -374,7 +388,7 @@ def totals_result(scores: BatchScores, remarks: Sequence[str] = ()) -> Result:
     hidden = () if first.time_us is not None else TIMED
     columns = {name: write for name, write in TOTALS.items() if name not in hidden}
     has_verdict = timed and scores.policies[1:]
-    verdict = _fastest(scores, gains) if has_verdict else _fewest_calls(scores, scores.policies)
+    verdict = _fastest(scores, gains) if has_verdict else fewest_calls(scores, scores.policies)
     table = _table(scores, title, columns, scores.policies, WIDE)
     return Result(scores, verdict, [table], lines)
 

@@ -140,9 +140,11 @@ def _trace_caveats(figures: TraceFigures | None) -> Iterator[str]:
         yield "Without traces there is no acceptance by depth and category."
         return
     yield "Intervals are 95% percentile bootstrap by prompt; tokens of one text are dependent."
+    known = figures.hardware
+    where = f"Traces were collected on {listed(known)}" if known else "Traces name no hardware"
     yield (
-        "Traces name no hardware. Counts (calls, verified tokens, τ) do not depend on it, "
-        "apart from rounding that flips a near tie; times do."
+        f"{where}. Counts (calls, verified tokens, τ) do not depend on it, apart from rounding "
+        "that flips a near tie; times do."
     )
     if (support := figures.support) is None:
         yield (

@@ -7,13 +7,13 @@ import math
 from specctl.formatting import Table, count, listed, number, part
 from specctl.replay.facts import TRAINED, prompt_notes
 from specctl.replay.ladder.result import LadderResult, ladder_notes, ladder_table, ladder_verdict
-from specctl.replay.results import ReplayScores, replay_result
+from specctl.replay.results import ReplayScores, fewest_calls, replay_result
 from specctl.report.charts import Chart, Series
 from specctl.report.given import RunScores
 from specctl.report.page import Figure, Section
 from specctl.watch.drift import DriftScores
 
-BY_PROMPT = "95% intervals resample prompts"
+BY_PROMPT = "95% intervals resample prompts, each by itself"
 
 
 def policies_section(replay: ReplayScores) -> Section:
@@ -21,25 +21,15 @@ def policies_section(replay: ReplayScores) -> Section:
     figures = [policy.pooled for policy in replay.policies]
     first = figures[0]
     judged = [f for f in figures if replay.is_unseen(f.policy) and not f.is_marked]
-    reading = (
-        "Every policy was fitted on some of these prompts, or the log lacks it: none can be called "
-        "the best."
-    )
+    result = replay_result(replay)
+    reading = fewest_calls(replay, figures)
     if judged:
         fewest = min(judged, key=lambda f: f.calls)
-        tau = fewest.tau.text(".2f")
-        reading = f"{fewest.policy} needs the fewest calls, τ {tau} tokens per call"
-        rates = {f.policy: f.tokens_per_s for f in judged if replay.can_win(f.policy)}
-        timed = {label: rate for label, rate in rates.items() if rate is not None}
-        if all(f.tokens_per_s is None for f in figures):
-            reading += ". Without a cost model there are no times."
-        elif timed:
-            fastest, rate = max(timed.items(), key=lambda one: one[1].value)
-            reading += f"; {fastest} is fastest under the cost model, {rate.text('.0f')} tokens/s"
-            reading += f"{replay.provisos(fastest)}."
-        else:
-            reading += "; of none are the decisions timed, so none is called the fastest."
-    result = replay_result(replay)
+        reading += f" {fewest.policy}: τ {fewest.tau.text('.2f')} tokens per call."
+    if all(f.tokens_per_s is None for f in figures):
+        reading += " Without a cost model there are no times."
+    elif result.verdict not in reading:
+        reading += f" {result.verdict}"
     return Section(
         "policies",
         reading=reading,

@@ -316,6 +316,14 @@ def verdict(results: Sequence[RunResult]) -> str:
     times = f"× {beside[best].speedup.text('.2f')} of {base} ({num_turns} turns)"
     if not faster and unclear:
         gain = beside[unclear[0]]
+        ends = gain.speedup
+        lean = "faster" if ends.low > 1 else "slower" if ends.high < 1 else ""
+        if lean:
+            return (
+                f"No verdict beside {base}: {unclear[0]}, × {ends.text('.2f')}, is {lean} by its "
+                f"interval, but its p, {gain.p_value:.2g}, is above {MAX_P_VALUE} ({num_turns} "
+                "turns); more prompts may settle it."
+            )
         return (
             f"Not told apart from {base}: {unclear[0]} × {gain.speedup.text('.2f')} ({num_turns} "
             f"turns, p {gain.p_value:.2g}; a verdict needs p of at most {MAX_P_VALUE})."

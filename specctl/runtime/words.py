@@ -102,8 +102,8 @@ def resolve_policies(
     step_cost: StepCost | StepCosts | None = None,
     offline: bool = False,
 ) -> list[NamedPolicy]:
-    """Several comma-separated policies, optionally as `NAME=POLICY`; equal labels give way to
-    the user's words.
+    """Several comma-separated policies, optionally as `NAME=POLICY`; else the user's words are the
+    label, whatever stands beside it.
 
     Raises:
         UsageError: the same policy twice, or an empty name; see also `resolve_policy`.
@@ -114,12 +114,7 @@ def resolve_policies(
         found = resolve_policy(
             spec, pair, allow_lossy=allow_lossy, step_cost=step_cost, offline=offline
         )
-        named.append(replace(found, label=name or found.label))
-    labels = [item.label for item in named]
-    named = [
-        replace(item, label=spec) if labels.count(item.label) > 1 and not name else item
-        for item, (name, spec) in zip(named, words, strict=True)
-    ]
+        named.append(replace(found, label=name or spec))
     if len({item.label for item in named}) < len(named):
         raise UsageError(f"policies {specs}: give each of them once")
     return named

@@ -30,6 +30,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, sampled
 from specctl.policy import ElasticBudget, Policy, SparseGates, build_shape
 from specctl.policy.echo import stop_levels
+from specctl.progress import progress
 from specctl.records import Record
 from specctl.replay.cost.files import AnyCost
 from specctl.replay.metrics import LoadClock, Measure, Sums, by_prompt, request_sums
@@ -204,7 +205,9 @@ class Replays:
     def sums(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[Sums]:
         """Sums of each policy by prompt; `utilisation` is a sum over rounds."""
         found, part = [], self.log.only(prompts)
-        for run in replay(part, policies, with_bounds=False):
+        with progress("replays", None):
+            runs = replay(part, policies, with_bounds=False)
+        for run in runs:
             sums, of = request_sums(run, self.clock), run.outcomes
             share = of.accepted / np.maximum(of.levels, 1)
             sums["utilisation"] = sums_by(run.request, run.positions.num_requests, [share])[:, 0]

@@ -50,7 +50,8 @@ def run_fit(
         if isinstance(nodes.log, LiveLog):
             split = split_prompts(prompts, held_out_frac=config.held_out_frac, seed=config.seed)
             num_passes = 2 + len(split.held_out) / len(prompts)
-        with progress("positions", round(num_passes * nodes.log.num_positions)):
+        num_read = round(num_passes * nodes.log.num_positions)
+        with progress("positions", num_read, "positions, in several passes"):
             return fit(nodes, prompts, config)  # type: ignore[no-any-return]
     with progress("positions", num_rows):
         if name == "hetero":

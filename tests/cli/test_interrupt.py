@@ -118,6 +118,7 @@ def test_ctrl_c_keeps_the_policies_that_are_compared_and_promises_no_more(
         yield tick
 
     monkeypatch.setattr(console, "progress", progress)
+    tmp_path.with_name(f"{tmp_path.name}.log").write_text("of the shell")
     compare = ("run", prompts, "--compare", "ar,chain,eagle2", *OPTIONS[2:])
     done = specctl(*compare, *(("-o", tmp_path) if is_written else ()))
     left = f"written so far: {tmp_path} (5 files)" if is_written else "nothing was written"

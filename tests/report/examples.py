@@ -186,5 +186,6 @@ def run_results(*, artifact_digest: str | None = None, same: bool = True) -> Run
         )
         for name, rate in (("ar", 40.0), ("best", 60.0))
     )
-    facts = example(RunFacts, pair=PAIR, num_prompts=48, device="a machine", verdict=VERDICT)
+    sizes = {"num_prompts": 48, "num_prompts_given": 48}
+    facts = example(RunFacts, pair=PAIR, **sizes, device="a machine", verdict=VERDICT)
     return RunScores(policies=(plain, mine), facts=facts)

@@ -29,6 +29,11 @@ def test_report_writes_a_page_from_traces_and_results(log: Path, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []
 
 
+def test_without_a_page_the_words_are_printed(log: Path) -> None:
+    twin = json.loads(passes("report", log, "--json").out)
+    assert twin["sections"]["depth"]["reading"] in passes("report", log).out
+
+
 def test_report_shows_what_ran(tmp_path: Path) -> None:
     """With its run.json beside it; without, or for another file, it is said what is missing."""
     words = ("--compare", "ar,chain", "--limit", 2, "--max-new-tokens", 4, "--threads", 1)

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,17 @@ from specctl.errors import InputError, TraceEmptyError, TraceMismatchError
 from specctl.formatting import Table
 from specctl.replay.acceptance import TraceFigures, trace_figures
 from specctl.replay.ladder.result import ladder_parts
+from specctl.replay.results import fewest_calls
+from specctl.replay.score import PolicyFigures
 from specctl.report import Given, Page, build_page, read_given
 from specctl.report.charts import Chart, Series
 from specctl.report.page import TERMS, folding, portable
+from specctl.stats import Interval
 from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, live_traces, write_log
 from tests.report.examples import (
     drift_results,
+    example,
     ladder_results,
     replay_results,
     run_results,
@@ -177,8 +182,17 @@ NO_WINS = (
 )
 SLOW = ladder_results(plain=200.0)
 ANSWERS = ("recommendation", "ladder")
+HELD = TIMED.model_copy(
+    update={
+        "policies": tuple(
+            one.model_copy(update={"pooled": one.pooled.model_copy(update={"is_marked": False})})
+            for one in TIMED.policies
+        )
+    }
+)
+"""Of a log that holds what all draft."""
 FREE: list[tuple[Given, str]] = [
-    (Given(TIMED.model_copy(update={"free_decisions": ("chain",)})), "policies"),
+    (Given(HELD.model_copy(update={"free_decisions": ("eagle2",)})), "policies"),
     *((Given(ladder=ladder_results(free_decisions=("mine",))), one) for one in ANSWERS),
     (Given(tune=tune_results().model_copy(update={"free_decisions": ("fancy",)})), ANSWERS[0]),
 ]
@@ -187,8 +201,8 @@ SAID: list[tuple[Given, str, str]] = [
     (Given(COUNTS_ALONE), "recommendation", "None yet. specctl tune finds one"),
     (Given(COUNTS_ALONE), "policies", "there are no times"),
     (Given(TIMED), "recommendation", "None yet. specctl tune finds one"),
-    (Given(TIMED), "policies", "chain needs the fewest calls, τ 3.00 [2.90, 3.10] tokens per call"),
-    (Given(TIMED), "policies", "chain is fastest under the cost model, 100 [95, 105] tokens/s"),
+    (Given(TIMED), "policies", "Fewest calls: chain 300. chain: τ 3.00 [2.90, 3.10] tokens"),
+    (Given(TIMED), "policies", "No verdict on speed beside chain: see the notes."),
     (Given(TIMED, ladder_results()), "recommendation", "mine beats the best static setting: 1.20"),
     *((one, section, ", if decisions of ") for one, section in FREE),
     (Given(TIMED, ladder_results()), "recommendation", "which flatters it"),
@@ -371,6 +385,38 @@ def test_few_prompts_the_fixture_and_no_categories_are_told(tmp_path: Path) -> N
         "These traces come from the embedded pair, a fixture for people and tests",
         "Only 2 prompts",
     ]
+
+
+def test_the_machine_of_the_traces_is_named(evidence: TraceFigures) -> None:
+    for machines, says in (
+        (("AMD EPYC", "AMD Ryzen"), "Traces were collected on AMD EPYC and AMD Ryzen. Counts"),
+        (None, "Traces name no hardware. Counts"),
+    ):
+        page = build_page(evidence.model_copy(update={"hardware": machines}), Given())
+        assert says in reading_of(page, "caveats")
+
+
+@pytest.mark.parametrize(
+    ("calls", "gain", "says"),
+    [
+        (
+            198,
+            Interval(0.99, 0.95, 1.01),
+            "No policy needs fewer calls than chain for sure: mine 198, ",
+        ),
+        (160, Interval(0.80, 0.75, 0.85), "Fewest calls: mine 160, chain 200."),
+        (240, Interval(1.20, 1.10, 1.30), "Fewest calls: chain 200, mine 240."),
+        (160, Interval(0.80, nan, nan), "mine 160, chain 200; too few prompts for an interval."),
+    ],
+)
+def test_the_fewest_calls_are_those_beyond_chance(calls: int, gain: Interval, says: str) -> None:
+    """In `replay` and on the page; and no policy that was fitted on these prompts wins."""
+    plain = example(PolicyFigures, policy="chain", calls=200, is_marked=False)
+    mine = plain.model_copy(update={"policy": "mine", "calls": calls, "against": {"calls": gain}})
+    scores = replay_results(timed=False)
+    assert says in fewest_calls(scores, [plain, mine])
+    seen = scores.model_copy(update={"scored_on_training_prompts": ("mine",)})
+    assert fewest_calls(seen, [plain, mine]) == "Fewest calls: chain 200."
 
 
 SIZES: list[tuple[dict[str, int], str]] = [

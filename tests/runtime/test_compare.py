@@ -18,6 +18,7 @@ from specctl.runtime import compare
 from specctl.runtime.api import Decoder
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.compare import (
+    Paired,
     RunResult,
     checked_against_plain,
     compare_policies,
@@ -30,6 +31,7 @@ from specctl.runtime.conversations import Conversation, DecodeSettings, next_req
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Metrics, Sampling
 from specctl.runtime.words import resolve_policies
+from specctl.stats import Interval
 
 SPECS = "ar,chain,eagle2:4x4/12"
 
@@ -148,6 +150,29 @@ def test_the_line_under_the_table_is_what_the_times_bear_out(
 
 
 @pytest.mark.parametrize(
+    ("gain", "p_value", "says"),
+    [
+        (
+            (0.77, 0.66, 0.90),
+            0.012,
+            "eagle2, × 0.77 [0.66, 0.90], is slower by its interval, but",
+        ),
+        ((1.20, 1.05, 1.40), 0.02, "eagle2, × 1.20 [1.05, 1.40], is faster by its interval, but"),
+        ((0.90, 0.75, 1.08), 0.2, "Not told apart from plain decoding: eagle2 × 0.90 [0.75, 1.08]"),
+    ],
+)
+def test_an_interval_clear_of_1_is_not_called_no_difference(
+    gain: tuple[float, float, float], p_value: float, says: str
+) -> None:
+    [named], turns = resolve_policies("eagle2"), np.ones((9, 2))
+    runs = [
+        result("ar", turns),
+        RunResult(named, [], Metrics(), turns, Paired(Interval(*gain), 9, p_value)),
+    ]
+    assert says in verdict(runs)
+
+
+@pytest.mark.parametrize(
     ("speed", "says"),
     [(1.5, "Fastest: b, × 1.* of chain"), (1.0, "told apart from chain: b"), (0.5, ": chain;")],
 )
@@ -215,6 +240,8 @@ def test_policies_take_turns_in_an_order_that_is_shuffled(
             (name, resolve_policies(policy)[0].policy.name)
             for name, policy in (places[place] for place in range(len(taken)))
         ] == taken
+        shown = answer_of(found, "", []).parts
+        assert any("of 2 verdicts, one is false by chance in at most 2%" in str(p) for p in shown)
         for run in found.results:
             assert [talk.prompt.prompt_id for talk in run.conversations] == ids
         assert [len(run.turns) for run in found.results] == [len(prompts)] * 3
@@ -244,6 +271,7 @@ def test_the_turns_that_are_kept_give_the_figures_again(pair: Pair) -> None:
         for name in ("num_tokens", "calls", "verified_tokens", "num_accepted", "verify_us"):
             total = sum(turn[name] for turn in rows[1]["turns"])
             assert total == pytest.approx(rows[1][name])
+        assert rows[0]["draft_us"] == 0 < rows[0]["other_us"], "plain decoding drafts nothing"
         same = [turn["prompt_ids"] for turn in rows[0]["turns"]]
         assert same == [turn["prompt_ids"] for turn in rows[1]["turns"]]
 
@@ -254,6 +282,7 @@ def test_waiting_for_a_processor_is_said(pair: Pair, monkeypatch: pytest.MonkeyP
     prompts = load_prompts("embedded", limit=1)
     found = compare_policies(pair, resolve_policies("ar,chain"), prompts, DecodeSettings(2))
     shown = answer_of(found, "", []).parts
+    assert not any("false by chance" in str(line) for line in shown), "of one verdict"
     assert any("decoding waited 100% of the time" in str(line) for line in shown)
 
 

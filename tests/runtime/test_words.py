@@ -163,13 +163,14 @@ def test_costs_of_an_artifact_are_its_own(tmp_path: Path) -> None:
 
 
 def test_a_policy_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two artifacts of one kind are told apart by names, or by their folders."""
+    """Else its label is what was typed, alone and beside another of its kind."""
     monkeypatch.chdir(tmp_path)
     for folder in ("a", "b", "c=d"):
         write_artifact(tmp_path / folder, "chain")
     named = resolve_policies("chain,best=a/,b/,c=d/,small=chain:2")
     labels = ["chain", "best", "b/", "c=d/", "small"]
     assert [item.label for item in named] == labels
+    assert [one.label for one in resolve_policies("b/")] == ["b/"], "whatever stands beside it"
     assert named[1].policy == resolve_policy("a/").policy
     assert named[-1].policy.shape == Chain(num_draft_tokens=2)
     check_words(["mine=eagle2:depth=3", "eagle2"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from specctl.policy import (
     SparseGates,
     StaticTree,
 )
+from specctl.progress import progress
 from specctl.replay.rounds import replay
 from specctl.train.cart import ROUND_COLUMNS, default_base, rounds_to_fit
 from specctl.train.configs import CartConfig
@@ -134,6 +136,26 @@ def test_rows_equal_the_plain_telling(traces: TraceSet, found: PositionRows) -> 
 def test_gates_of_the_shape_do_not_matter(log: DenseLog, found: PositionRows) -> None:
     other = SHAPE.model_copy(update={"gate_levels": (1, 3), "thresholds": (1.0, 1.0)})
     assert gate_rows(log, other).rows.equals(found.rows)
+
+
+def test_replays_behind_a_pass_leave_its_bar(
+    log: DenseLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`fit echo` reads all positions, then replays some: no more than all are counted."""
+    done = 0
+
+    def tick(count: int) -> None:
+        nonlocal done
+        done += count
+
+    monkeypatch.setattr("specctl.progress._show_bar", lambda label, total: nullcontext(tick))
+    policy = Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=4))
+    some = replay(log, [policy])[0].positions.prompt_ids[:2]
+    with progress("positions", log.num_positions):
+        gate_rows(log, SHAPE)
+        assert done == log.num_positions
+        Replays(log).sums([policy], some)
+    assert done == log.num_positions
 
 
 def test_replayed_sums_are_of_the_named_prompts(log: DenseLog) -> None:
