@@ -308,3 +308,22 @@ def test_a_family_that_the_log_does_not_support_may_be_left_out() -> None:
 def test_budget_families_get_the_static_rate(grids: Sequence[str], rate: float) -> None:
     verdict = verdict_of("chain:2+marginal", grids=grids, by=Stated(statics))
     assert verdict.policies[1].record["budget"]["tokens_per_s"] == pytest.approx(rate)
+
+
+def test_a_row_that_was_looked_at_afterwards_is_told_with_its_test() -> None:
+    """The winner on training prompts alone is tested; a table may show another one ahead."""
+    verdict = verdict_of("svip", "confidence", by=Stated(statics))
+    ahead = {"svip": True, "confidence": True}
+    policies = tuple(
+        one.model_copy(update={"is_ahead": ahead.get(one.family, False)})
+        for one in verdict.policies
+    )
+    label = {one.family: one.policy for one in policies}
+    of = {"policies": policies, "winner_on_train": label["svip"]}
+    told = verdict.model_copy(update=of).untested(lambda _: True)
+    assert told.startswith(verdict.names[label["confidence"]])
+    assert " tune FRESH_TRACES --family confidence --cost-model " in told
+    assert "svip" not in told
+    assert not verdict.model_copy(update=of).untested(lambda one: one != label["confidence"])
+    few = tuple(one for one in policies if one.family != "confidence")
+    assert not verdict.model_copy(update={**of, "policies": few}).untested(lambda _: True)

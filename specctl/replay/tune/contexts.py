@@ -133,7 +133,7 @@ def context_table(found: Sequence[LoadLengths]) -> Table:
         rows.append([str(one.batch_size), str(best or "off"), plain, by_context, gain])
     texts = listed("{:,} to {:,}".format(*part.context_tokens) for part in found[0].parts)
     loads = [str(one.batch_size) for one in found if one.against_one.low > 1]
-    pays = "No gain of lengths by context is shown (its interval holds 1)."
+    pays = "No gain of lengths by context is shown."
     if loads:
         pays = f"At {listed(loads)} together lengths by context pay. {NOT_BY_CONTEXT}"
     return Table(

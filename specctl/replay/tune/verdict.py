@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -184,8 +185,24 @@ class TuneVerdict(ResultRecord):
             return f"No {which} beats {self.baseline} even on training prompts."
         gain = self.standing(self.winner_on_train).held_out.against.text(".3f")
         return (
-            f"{self.names[self.winner_on_train]} is × {gain} of {self.baseline}, the best static "
-            "setting: no gain beyond the interval."
+            f"{self.names[self.winner_on_train]}, the best on training prompts, is × {gain} of "
+            f"{self.baseline}, the best static setting: no gain beyond the interval."
+        )
+
+    def untested(self, may_win: Callable[[str], bool]) -> str:
+        """A sentence on finalists that are ahead and were not tested, as another was the best on
+        training prompts; empty without one."""
+        tested = (self.winner_on_train, self.baseline, PLAIN)
+        ahead = [
+            p for p in self.policies if p.is_ahead and p.policy not in tested and may_win(p.policy)
+        ]
+        if not ahead:
+            return ""
+        options = " ".join(f"--family {shlex.quote(p.family)}" for p in ahead)
+        return (
+            f"{listed(self.names[p.policy] for p in ahead)}: above 1, but looked at afterwards, "
+            f"among {len(self.policies)} rows, which is no test. Test on fresh prompts: `specctl "
+            f"tune FRESH_TRACES {options} --cost-model COST_MODEL -o again`."
         )
 
 
@@ -218,6 +235,8 @@ class TuneResult(TuneVerdict, TraceFacts):
         searched = any(one.policy not in (self.baseline, PLAIN) for one in self.policies)
         if searched and not self.beats_static and self.baseline != PLAIN:
             yield self.why_static(all_can_win=all(self.can_win(p.policy) for p in self.policies))
+            if untested := self.untested(self.can_win):
+                yield untested
         if self.clock is not None:
             yield f"Times: {self.clock}."
 
