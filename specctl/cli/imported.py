@@ -17,7 +17,10 @@ def describe_summary(summary: dict[str, Any]) -> list[Any]:
     for name, figures in summary.get("models", {"": summary}).items():
         read = _read_words(summary, name, figures)
         if name in summary.get("for_clock", []):
-            parts.append(f"{read}; read for the time of its steps.")
+            shares = ", ".join(f"{share:.3f}" for share in figures.get("marginal_prob", ()))
+            tau = _range(figures["mean_acceptance_length_range"], ".3f")
+            accepted = f"accepted by position {shares}, τ {tau}" if shares else f"τ {tau}"
+            parts.append(f"{read}; {accepted}; read for the time of its steps.")
             continue
         parts += [read, _acceptance(figures)]
         *said, unknown = figures["meaning"]

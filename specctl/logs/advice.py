@@ -211,7 +211,9 @@ def change_words(change: Sequence[float] | None) -> str:
     verdict = (
         "no difference beyond chance" if low <= 0 <= high else "a fall" if low < 0 else "a rise"
     )
-    return f"{verdict}: {(low + high) / 2:+.2f}, 95% interval {low:+.2f} to {high:+.2f}"
+    digits = "+.2f" if high - low >= 0.02 else "+.3f"
+    middle, *ends = (f"{x:{digits}}" for x in ((low + high) / 2, low, high))
+    return f"{verdict}: {middle}, 95% interval {' to '.join(ends)}"
 
 
 def _limits(

@@ -7,16 +7,18 @@ agree in all of these. A log without start lines is taken as of the only server 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from operator import itemgetter
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from specctl.errors import InputError
-from specctl.formatting import listed
+from specctl.formatting import count, listed
+from specctl.logs.acceptance_figures import mean_ranges
 from specctl.logs.advice import change_words
-from specctl.logs.moments import moments
+from specctl.logs.moments import in_order, moments
+from specctl.logs.pooling import MAX_PARTS, mean_of
 from specctl.logs.server_log import STOP, Interval, ServerLog
 from specctl.logs.sources import Spot
 from specctl.stats import MIN_PROMPTS, QUANTILE
@@ -24,6 +26,10 @@ from specctl.stats import MIN_PROMPTS, QUANTILE
 _OF_SERVER = ("model", "version")
 _OF_STOP = (*STOP, "early stop")
 _OF_DRAFTS = (*_OF_SERVER, "method", "method argument", "drafter", "drafter argument", *_OF_STOP)
+_OF_RUN = (*_OF_DRAFTS, "schedule")
+_ALIKE = 0.02
+"""Largest difference of drafted tokens a round between drafts that are as long."""
+Settings = Mapping[str, Sequence[str]]
 _PLAIN = Interval(Spot("", 0), "", "", num_draft_tokens=0)
 
 
@@ -68,12 +74,17 @@ def servers(logs: Sequence[ServerLog]) -> tuple[list[list[ServerLog]], list[str]
 
 def _difference(log: ServerLog, server: Sequence[ServerLog], facts: Sequence[str]) -> str:
     """The first fact in which a log contradicts a server's, in words; empty if none does."""
-    for name in facts:
-        for other in server:
-            mine, theirs = log.settings.get(name), other.settings.get(name)
-            if mine and theirs and mine != theirs:
-                return f"{log.name} has the {name} {listed(mine)} and {other.name} {listed(theirs)}"
+    for other in server:
+        for name in _differing(log.settings, other.settings, facts):
+            mine, theirs = (listed(one.settings[name]) for one in (log, other))
+            return f"{log.name} has the {name} {mine} and {other.name} {theirs}"
     return ""
+
+
+def _differing(mine: Settings, theirs: Settings, facts: Sequence[str]) -> list[str]:
+    """Facts that both name, and not alike."""
+    both = [name for name in facts if mine.get(name) and theirs.get(name)]
+    return [name for name in both if mine[name] != theirs[name]]
 
 
 def _missing(log: ServerLog, server: Sequence[ServerLog], facts: Sequence[str]) -> str:
@@ -98,34 +109,158 @@ def refuse_repeats(logs: Sequence[ServerLog]) -> None:
 # --------------------------------------------------------------------------- what changed
 
 
+@dataclass(frozen=True)
+class _Side:
+    """Logs or runs of one setting at one time, which count as one."""
+
+    names: Sequence[str]
+    ends_alike: bool  # shorter drafts end where these did: at the end of a text, or at a stop
+    settings: Settings
+    depth: int  # draft tokens; 0: not known
+    span: tuple[float, float] | None  # from and to, where times are known
+    lines: Sequence[Interval]
+
+    def is_beside(self, other: _Side) -> bool:
+        """Whether another of these settings ran for half of the shorter time of both, or more."""
+        if self.span is None or other.span is None or self.depth != other.depth:
+            return False
+        both = min(self.span[1], other.span[1]) - max(self.span[0], other.span[0])
+        least = min(end - start for start, end in (self.span, other.span))
+        return 2 * both >= least and not _differing(self.settings, other.settings, _OF_RUN)
+
+    def and_(self, other: _Side) -> _Side:
+        return replace(
+            self,
+            names=[*self.names, *other.names],
+            settings={**other.settings, **self.settings},
+            lines=in_order([*self.lines, *other.lines]),
+        )
+
+    @property
+    def drafted_per_round(self) -> float:
+        return sum(one.num_drafted for one in self.lines) / sum(one.weight for one in self.lines)
+
+    @property
+    def num_compared(self) -> int:
+        """Positions that eight lines, or all, drafted in every round; 0 if acceptance by position
+        is not known, and 1, which every counted round has, if most rounds drafted at will."""
+        if not all(one.at_least for one in self.lines):
+            return 0
+        if self.ends_alike:
+            return self.depth
+        even = [one for one in self.lines if one.even_length]
+        if 2 * sum(one.weight for one in even) < sum(one.weight for one in self.lines):
+            return 1
+        lengths = sorted((one.even_length for one in even), reverse=True)
+        return lengths[min(len(lengths), MIN_PROMPTS) - 1]
+
+
 def compared(
-    models: Mapping[str, dict[str, Any]], lines: Mapping[str, Sequence[Interval]]
+    engine: str, models: Mapping[str, dict[str, Any]], lines: Mapping[str, Sequence[Interval]]
 ) -> list[str]:
-    """A sentence on τ and tokens/s of two logs or runs of one draft length, the later against the
-    earlier, given figures and intervals by name."""
-    lengths = {
-        own.get("num_draft_tokens_per_round") or len(own.get("marginal_prob", ()))
-        for own in models.values()
-    }
-    if len(models) != 2 or len(lengths) > 1 or not all(lengths):
-        return []
-    known = moments(str(own["from"] or "") for own in models.values()) or (0, 0)
-    earlier, later = (
-        name for _, name in sorted(zip(known, models, strict=True), key=itemgetter(0))
-    )
-    before, after = (
-        models[name].get("mean_acceptance_length") or models[name]["mean_of_interval_means"]
-        for name in (earlier, later)
-    )
-    moved = change_words(_change(models[earlier]["mean_interval"], models[later]["mean_interval"]))
-    said = [{**models[name].get("settings", {})} for name in (later, earlier)]
+    """Sentences on τ and tokens/s of logs or runs, each against the one before it in time, given
+    figures and intervals by name. Of more than two, those that ran side by side with the same
+    settings are one."""
+    ends = moments(str(own[end] or "") for own in models.values() for end in ("from", "to"))
+    spans = [*zip(ends[::2], ends[1::2], strict=True)] if ends else [None] * len(models)
+    found, sides = list[_Side](), list[_Side]()
+    for (name, own), span in zip(models.items(), spans, strict=True):
+        depth = own.get("num_draft_tokens_per_round") or len(own.get("marginal_prob", ()))
+        found.append(_Side([name], engine == "llamacpp", own["settings"], depth, span, lines[name]))
+    for one in sorted(found, key=lambda one: one.span[0] if one.span else 0.0):
+        beside = [side for side in sides if len(models) > 2 and side.is_beside(one)][:1]
+        sides = [side.and_(one) if side in beside else side for side in sides]
+        sides += [] if beside else [one]
+    return [
+        f"{listed(after.names)} against {listed(before.names)}{_settings_words(before, after)}: "
+        f"{_acceptance_words(before, after)} {_speed_words(before, after)}"
+        for before, after in pairwise(sides)
+    ]
+
+
+def _settings_words(before: _Side, after: _Side) -> str:
+    """Settings in which two sides differ, in brackets."""
+    names = _differing(before.settings, after.settings, _OF_RUN)
+    words = [
+        f"{name} {listed(after.settings[name])} against {listed(before.settings[name])}"
+        for name in names
+        if not name.endswith(" argument") or name.removesuffix(" argument") not in names
+    ]
+    if before.depth != after.depth:
+        words.append(f"{after.depth or 'unknown'} draft tokens against {before.depth or 'unknown'}")
+    elif not _draft_alike(before, after):
+        drafted = f"{after.drafted_per_round:.2f} against {before.drafted_per_round:.2f}"
+        words.append(f"{drafted} draft tokens a round")
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _acceptance_words(before: _Side, after: _Side) -> str:
+    """A sentence on τ of the draft tokens that both sides drafted.
+
+    Where drafts vary at will and are as long on both sides, or only means are known at one length,
+    it is that of all.
+    """
+    depth = min(before.num_compared, after.num_compared)
+    sides, is_one = (before, after), before.depth == after.depth
+    if is_one and (not depth or (depth == 1 < before.depth and _draft_alike(before, after))):
+        means, label = [mean_of(side.lines) for side in sides], "τ"
+    elif depth:
+        means = [_tau(side, depth) for side in sides]
+        label = "τ" if is_one and depth == before.depth else ""
+    else:
+        return _mean_words(before, after)
+    label = label or f"τ of the first {count(depth, 'draft token') if depth > 1 else 'draft token'}"
+    (old, old_ends), (new, new_ends) = means
+    moved = change_words(_change(old_ends, new_ends))
+    said = [{**side.settings} for side in (after, before)]
     if apart := [name for name in _OF_STOP if said[0].get(name) != said[1].get(name)]:
         both = ["/".join(own.get(apart[0], ["not stated"])) for own in said]
         moved = f"two settings: {apart[0]} {both[0]} against {both[1]}"
-    return [
-        f"{later} against {earlier}: τ {after:.2f} against {before:.2f}, {moved}. "
-        + _speed_words(lines[earlier], lines[later])
-    ]
+    return f"{label} {new:.2f} against {old:.2f}, {moved}."
+
+
+def _mean_words(before: _Side, after: _Side) -> str:
+    """A sentence on means of two lengths: that of the longer drafts holds the shorter's in a
+    range."""
+    depth = min(before.depth, after.depth)
+    if not depth:
+        return "Acceptance was not compared: a draft length is not known."
+    ends = []
+    for side in (before, after):
+        mean, interval = mean_of(side.lines)
+        low, high = interval or (mean, mean)
+        ends.append(mean_ranges((low, high), side.depth)[depth - 1])
+    (old_low, old_high), (new_low, new_high) = ends
+    verdict = "not told apart, as only means are known"
+    if min(len(before.lines), len(after.lines)) < MIN_PROMPTS:
+        verdict = change_words(None)
+    elif new_high < old_low or old_high < new_low:
+        verdict = "a fall" if new_high < old_low else "a rise"
+    return (
+        f"τ of the first {count(depth, 'draft token')} {new_low:.2f} to {new_high:.2f} against "
+        f"{old_low:.2f} to {old_high:.2f}, {verdict}."
+    )
+
+
+def _tau(side: _Side, depth: int) -> tuple[float, list[float] | None]:
+    """τ of the first draft tokens, and its 95% interval, by the jackknife over parts in order.
+
+    A token's acceptance is that of the lines whose rounds all drafted it, among those that reached
+    it; the first token is in every round.
+    """
+    lines = side.lines
+    counts = np.array([[sum(one.rounds or ()) / 2, *one.at_least[:depth]] for one in lines])
+    lengths = np.array([[max(one.even_length, 1)] for one in lines])
+    drafted = (lengths > np.arange(depth)) | side.ends_alike
+    rows = np.stack([counts[:, 1:] * drafted, counts[:, :-1] * drafted])
+    parts = np.array_split(rows, min(len(lines), MAX_PARTS), axis=1)
+    sums = np.stack([part.sum(1) for part in parts])  # `[P, 2, depth]`
+    all_, num = sums.sum(0), len(sums)
+    accepted, reached = np.moveaxis(np.concatenate([all_[None], all_ - sums]), 1, 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tau, *without = 1 + np.nan_to_num(accepted / reached).cumprod(1).sum(1)
+    half = QUANTILE * float(np.std(without) * np.sqrt(max(num - 1, 0)))
+    return float(tau), [float(tau) - half, float(tau) + half] if num >= MIN_PROMPTS else None
 
 
 def _change(before: list[float] | None, after: list[float] | None) -> list[float] | None:
@@ -137,17 +272,18 @@ def _change(before: list[float] | None, after: list[float] | None) -> list[float
     return [middle - half, middle + half]
 
 
-def _speed_words(before: Sequence[Interval], after: Sequence[Interval]) -> str:
+def _speed_words(before: _Side, after: _Side) -> str:
     """A sentence on the ratio of tokens/s at like loads, with its 95% interval.
 
     The logarithm of a line's tokens/s is fitted by a parabola in that of its running requests, and
-    a step from one log to the other.
+    a step from one side to the other: of two draft lengths, one that is linear in the logarithm,
+    told at the least and the most load.
     """
     rows = np.array(
         [
             (side, np.log(one.num_running), np.log(one.tokens_per_s))
-            for side, lines in enumerate((before, after))
-            for one in lines
+            for side, own in enumerate((before, after))
+            for one in own.lines
             if one.num_running and one.tokens_per_s
         ],
         float,
@@ -160,12 +296,28 @@ def _speed_words(before: Sequence[Interval], after: Sequence[Interval]) -> str:
     side, load, speed = rows[(least <= rows[:, 1]) & (rows[:, 1] <= most)].T
     if min((side == 0).sum(), (side == 1).sum()) < MIN_PROMPTS:
         return f"{unknown} at the same loads."
-    terms = np.stack([side, np.ones_like(load), load, load**2], -1)
+    first, last = (f"{np.exp(end):.0f}" for end in (least, most))
+    steps = {first if first == last else f"{first} to {last}": side}
+    if first != last and not _draft_alike(before, after):
+        along = (load - least) / (most - least)
+        steps = {first: side * (1 - along), last: side * along}
+    terms = np.stack([*steps.values(), np.ones_like(load), load, load**2], -1)
     inverse = np.linalg.pinv(terms)
     fit = inverse @ speed
-    spread = (inverse[0] * (speed - terms @ fit)) @ (inverse[0] * (speed - terms @ fit))
+    spread = ((inverse * (speed - terms @ fit)) ** 2).sum(1)
     spread *= len(speed) / (len(speed) - np.linalg.matrix_rank(terms))
-    ratio, low, high = np.exp(fit[0] + np.array([0, -QUANTILE, QUANTILE]) * np.sqrt(spread))
-    loads = " to ".join(dict.fromkeys(f"{np.exp(end):.0f}" for end in (least, most)))
-    verdict = "slower" if high < 1 else "faster" if low > 1 else "no difference beyond chance"
-    return f"Tokens/s at {loads} requests: x {ratio:.2f} [{low:.2f}, {high:.2f}], {verdict}."
+    said = []
+    for at, log_ratio, error in zip(steps, fit, np.sqrt(spread), strict=False):
+        ratio, low, high = np.exp(log_ratio + np.array([0, -QUANTILE, QUANTILE]) * error)
+        verdict = "no difference beyond chance"
+        if not low - 1e-6 <= 1 <= high + 1e-6:
+            verdict = "slower" if high < 1 else "faster"
+        noun = "request" if at == "1" else "requests"
+        said.append(f"at {at} {noun}: x {ratio:.2f} [{low:.2f}, {high:.2f}], {verdict}")
+    return f"Tokens/s {'; '.join(said)}."
+
+
+def _draft_alike(before: _Side, after: _Side) -> bool:
+    """Whether rounds drafted as many tokens on both sides, to a fiftieth, where these are known."""
+    drafted = [side.drafted_per_round for side in (before, after)]
+    return before.depth == after.depth and abs(drafted[1] - drafted[0]) <= _ALIKE * drafted[0]

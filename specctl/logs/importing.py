@@ -162,7 +162,7 @@ def _of_logs(logs: Sequence[ServerLog]) -> dict[str, Any]:
     }
     if len(models) == 1:
         return {**summary, **next(iter(models.values()))}
-    return {**summary, "models": models, "comparison": compared(models, lines)}
+    return {**summary, "models": models, "comparison": compared(engine, models, lines)}
 
 
 def _explained(
@@ -194,6 +194,6 @@ def _explained(
             if measured:
                 figures = {**figures, "fixed_length_sweep": narrowed(sweeps[name], measured)}
         given = advice or (None if name in for_clock else mine)
-        has_prices = not (mine or summary.get("comparison"))
+        has_prices = not (mine or (summary.get("comparison") and len({*lengths.values()}) == 1))
         explained[name] = explain(figures, given, has_prices=has_prices)
     return {**summary, "models": explained, "for_clock": for_clock}

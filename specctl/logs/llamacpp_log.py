@@ -92,7 +92,7 @@ class _Request:
             return None
         if accepted > drafted or (tokens is not None and tokens < accepted):
             return CONTRADICTS
-        rates, rounds, is_even = list[float](), (0.0, 0.0), False
+        rates, rounds, even_length = list[float](), (0.0, 0.0), 0
         if self.mean is None:
             if tokens is None:
                 return "says no mean length, and no `eval time` of its task"
@@ -107,7 +107,7 @@ class _Request:
             rates = [float(rate) for rate in re.split(r",\s*", shares[1])]
             if (counted := rounds_of(self.mean, accepted, drafted, rates)) is None:
                 return CONTRADICTS
-            rounds, is_even = (counted[0],) * 2, counted[1]
+            rounds, even_length = (counted[0],) * 2, counted[1]
         return Interval(
             self.spot,
             self.process,
@@ -116,7 +116,7 @@ class _Request:
             drafted,
             accepted,
             at_least=tuple(round(rate * rounds[0]) for rate in rates),
-            is_even=is_even,
+            even_length=even_length,
             num_draft_tokens=len(rates) or None,
             num_running=1 if self.num_together == 1 else None,
             tokens_per_s=self.tokens_per_s,

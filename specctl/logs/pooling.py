@@ -24,7 +24,7 @@ from specctl.stats import MIN_PROMPTS, Floats, ratio_of_sums
 
 _MAX_BLOCKS = 200
 """Most consecutive blocks of intervals that an interval is taken over."""
-_MAX_PARTS = 12
+MAX_PARTS = 12
 _MIN_ORDERED = 10
 """Fewest parts whose orders, 252, tell a chance of 1 in 100."""
 
@@ -57,7 +57,7 @@ def pooled(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "num_requests" if log.engine == "llamacpp" else "num_intervals": len(intervals),
         "mean_running_requests": float(np.mean(running)) if running else None,
-        "mean_interval": _mean(intervals)[1],
+        "mean_interval": mean_of(intervals)[1],
         "from": intervals[0].time or None,
         "to": intervals[-1].time or None,
         "order": "lines" if moments(one.time for one in intervals) is None else "time",
@@ -73,7 +73,7 @@ def _figures(log: ServerLog, intervals: Sequence[Interval]) -> dict[str, Any]:
     if all(one.at_least for one in intervals):
         return _by_position(intervals, ends_alike=log.engine == "llamacpp")
     if log.engine == "sglang":
-        return {"mean_of_interval_means": _mean(intervals)[0], **_of_means(intervals)}
+        return {"mean_of_interval_means": mean_of(intervals)[0], **_of_means(intervals)}
     least, most = np.sum([one.rounds for one in intervals if one.rounds], 0).tolist()
     accepted = sum(one.num_accepted for one in intervals)
     return {
@@ -118,7 +118,7 @@ def _processes(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
         {
             "process": name,
             "num_intervals": len(own),
-            "mean_acceptance_length": _mean(own)[0],
+            "mean_acceptance_length": mean_of(own)[0],
             "first_line": own[0].spot.number,
             "last_line": own[-1].spot.number,
             "from": own[0].time or None,
@@ -132,7 +132,7 @@ def _processes(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
 def _by_position(intervals: Sequence[Interval], *, ends_alike: bool) -> dict[str, Any]:
     table = np.array([[one.rounds[0] if one.rounds else 0, *one.at_least] for one in intervals])
     rounds, *at_least = table.sum(0).tolist()
-    is_ragged = not all(one.is_even for one in intervals)
+    is_ragged = any(one.even_length < len(one.at_least) for one in intervals)
     figures = chain_figures(
         rounds,
         at_least,
@@ -142,7 +142,11 @@ def _by_position(intervals: Sequence[Interval], *, ends_alike: bool) -> dict[str
         ends_alike=ends_alike,
         not_known=[
             *(UNKNOWN_BATCHES, "rounds without a draft"),
-            *(["the exact number of rounds"] if is_ragged else []),
+            *(
+                ["the exact number of rounds"]
+                if not all(one.even_length for one in intervals)
+                else []
+            ),
         ],
     )
     parts = np.array_split(table, min(len(table), _MAX_BLOCKS))
@@ -171,7 +175,7 @@ def _of_means(intervals: Sequence[Interval]) -> dict[str, Any]:
 
 def _parts(intervals: Sequence[Interval]) -> list[list[Interval]]:
     """Up to 12 parts in order."""
-    places = np.array_split(np.arange(len(intervals)), min(len(intervals), _MAX_PARTS))
+    places = np.array_split(np.arange(len(intervals)), min(len(intervals), MAX_PARTS))
     return [[intervals[place] for place in part] for part in places]
 
 
@@ -186,7 +190,7 @@ def _sums(parts: Sequence[Sequence[Interval]]) -> Floats:
     )
 
 
-def _mean(intervals: Sequence[Interval]) -> tuple[float, list[float] | None]:
+def mean_of(intervals: Sequence[Interval]) -> tuple[float, list[float] | None]:
     """The mean acceptance length, and its 95% interval over parts."""
     found = ratio_of_sums(*_sums(_parts(intervals)).T)
     return float(found.value), None if np.isnan(found.low) else [found.low, found.high]

@@ -32,7 +32,7 @@ class Interval:
     num_drafted: int = 0
     num_accepted: int = 0
     at_least: tuple[int, ...] = ()  # rounds that accepted at least 1, 2, ... tokens; empty: unknown
-    is_even: bool = False  # each round drafted all positions
+    even_length: int = 0  # draft tokens of each round; 0 if rounds differ
     stated_mean: tuple[float, float] = (1.0, 1.0)  # of unknown rounds, as the digits allow
     rate: float | None = None  # SGLang's accept rate
     drafts: str = "chain"  # or "tree", "varying", "" if nothing tells
@@ -227,8 +227,9 @@ def belongs(rank: str, process: str) -> bool:
 
 def rounds_of(
     mean: float, accepted: int, drafted: int, rates: Sequence[float]
-) -> tuple[int, bool] | None:
-    """Rounds behind sums, a mean of two digits and rates of three, and whether each drafted all.
+) -> tuple[int, int] | None:
+    """Rounds behind sums, a mean of two digits and rates of three, and the draft tokens of each, 0
+    if they differ.
 
     None if the figures contradict each other.
     """
@@ -247,13 +248,16 @@ def rounds_of(
         )
 
     even, rest = divmod(drafted, len(rates))
-    if rest == 0 and fits(even):
-        return even, True
+    # Nothing accepted fits any length.
+    shortest = sum(rate > 0 for rate in rates) or len(rates)
+    for length in range(len(rates), shortest - 1, -1):
+        if drafted % length == 0 and fits(drafted // length):
+            return drafted // length, length
     if not accepted:  # unknown; the least
-        return (even + bool(rest), False) if not any(rates) and mean <= 1 + MEAN_ERROR else None
+        return (even + bool(rest), 0) if not any(rates) and mean <= 1 + MEAN_ERROR else None
     likeliest = round(accepted / max(mean - 1, MEAN_ERROR))
     for off in range(_MAX_OFF):
         for num_rounds in {likeliest - off, likeliest + off}:
             if even < num_rounds <= drafted and fits(num_rounds):
-                return num_rounds, False
+                return num_rounds, 0
     return None

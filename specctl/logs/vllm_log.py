@@ -49,6 +49,7 @@ _SPECULATIVE = re.compile(
 _SETTING = re.compile(
     r"'?\b(method|model|num_spec_tokens|num_speculative_tokens)'?[=:] ?'?([\w./\-]+)'?"
 )
+_SCHEDULE = re.compile(r"num_speculative_tokens_per_batch_size'?[=:] ?(\[\[[\d, \[\]]+\]\])")
 _CONTEXT = re.compile(r"max_seq_len=(\d{1,9})")
 _MODEL = re.compile(r"config: model='([^']*)'")
 _CORE = re.compile(r"EngineCore\w* pid=\d+")
@@ -128,6 +129,9 @@ class VllmLog:
         names = {"method": f"method{of}", "model": f"drafter{of}"}
         for name, value in _SETTING.findall(found["old"] or found["new"]):
             self.log.set(names.get(name, "num_draft_tokens"), value, process)
+        if of:
+            schedule = _SCHEDULE.search(found["new"])
+            self.log.set("schedule", schedule[1] if schedule else "none", process)
 
 
 def _seconds_apart(first: str, second: str) -> float:
@@ -157,7 +161,7 @@ def _interval(line: Line, run: str, load: tuple[int, float] | None) -> Interval 
     off = abs(100 * accepted / drafted - float(average[1])) if average else 0.0
     if found is None or off > 100 * RATE_ERROR:
         return CONTRADICTS
-    num_rounds, is_even = found
+    num_rounds, even_length = found
     return Interval(
         line.spot,
         run,
@@ -166,7 +170,7 @@ def _interval(line: Line, run: str, load: tuple[int, float] | None) -> Interval 
         drafted,
         accepted,
         at_least=tuple(round(share * num_rounds) for share in shares),
-        is_even=is_even,
+        even_length=even_length,
         num_draft_tokens=len(shares),
         num_running=load[0] if load else None,
         tokens_per_s=load[1] if load else None,

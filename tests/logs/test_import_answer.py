@@ -41,6 +41,7 @@ from tests.logs.import_cases import (
     sglang_line,
     sglang_start,
     vllm_figures,
+    vllm_load,
     vllm_log,
 )
 from tests.replay.costs import table_model
@@ -725,6 +726,127 @@ def test_two_logs_are_compared() -> None:
         "comparison"
     ]
     assert "too few lines" in line
+
+
+def drawn(name: str, shares: Sequence[float], *lengths: int, day: int = 20) -> str:
+    """A log of 24 lines of 200 rounds, each as many drafts as the next of these lengths, of tokens
+    accepted with these shares of those reached; 0: drafts of one to all tokens."""
+    draws = np.random.default_rng(len(lengths)).random((24, 200, len(shares)))
+    lines = []
+    for place, line in enumerate(draws < shares):
+        length = lengths[place % len(lengths)]
+        drafted = [length or 1 + n % len(shares) for n in range(200)]
+        runs = line.cumprod(1).sum(1).tolist()
+        accepted = [min(*pair) for pair in zip(runs, drafted, strict=True)]
+        shown = lengths[0] if len({*lengths}) == 1 and length else len(shares)
+        before = f"({name} pid=1) INFO 11-{day} 05:{place:02d}:00 "
+        lines += [f"{before}[loggers.py:310] {vllm_load()}"]
+        lines += [f"{before}[metrics.py:120] {vllm_figures(accepted, shown, drafted)}"]
+    return "\n".join(lines)
+
+
+HIGH, LOW = (0.8, 0.7, 0.6, 0.6, 0.5), (0.72, 0.62, 0.52, 0.5, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ((HIGH, 5), (HIGH, 5, 5), "1 against 0: τ 3.0"),
+        ((HIGH, 5), (HIGH, 5, 5), "no difference beyond chance"),
+        ((HIGH, 5), (LOW, 5), "1 against 0: τ 2.5"),
+        ((HIGH, 5), (LOW, 5), "a fall: -0."),
+        # Another length: neither hidden nor invented.
+        ((HIGH, 5), (HIGH, 3), "(3 draft tokens against 5): τ of the first 3 draft tokens 2.7"),
+        ((HIGH, 5), (HIGH, 3), "no difference beyond chance"),
+        ((HIGH, 3), (HIGH, 5), "no difference beyond chance"),
+        ((HIGH, 5), (LOW, 3), "a fall: -0."),
+        ((LOW, 3), (HIGH, 5), "a rise: +0."),
+        # A schedule by batch, with lines of 4, of 3 and of any number of 5 tokens.
+        ((HIGH, 5), (HIGH, 4, 3, 0), "(3.33 against 5.00 draft tokens a round): τ of the first 4 "),
+        ((HIGH, 5), (HIGH, 4, 3, 0), "no difference beyond chance"),
+        ((HIGH, 5), (LOW, 4, 3, 0), "a fall: -0."),
+        # Drafts of any length: the first token alone is in all of them, or both are alike.
+        ((HIGH, 5), (HIGH, 0), "τ of the first draft token 1.8"),
+        ((HIGH, 5), (HIGH, 0), "no difference beyond chance"),
+        ((HIGH, 5), (LOW, 0), "a fall: -0."),
+        ((HIGH, 0), (LOW, 0), "1 against 0: τ 2."),
+        ((HIGH, 0), (HIGH, 0, 0), "no difference beyond chance"),
+    ],
+)  # fmt: skip
+def test_acceptance_is_compared_at_the_positions_of_both(
+    before: tuple[Any, ...], after: tuple[Any, ...], says: str
+) -> None:
+    texts = [drawn("a", *before), drawn("a", *after, day=21)]
+    [line] = imported(*texts)["comparison"]
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    ("means", "says"),
+    [
+        ((3.0, 2.3), "of the first 3 draft tokens 2.30 to 2.30 against 2.20 to 3.00, not told"),
+        ((2.3, 3.0), "against 1.78 to 2.30, a rise"),
+        ((3.0, 2.0), "2.00 to 2.00 against 2.20 to 3.00, a fall"),
+    ],
+)
+def test_means_of_two_lengths(means: tuple[float, float], says: str) -> None:
+    """At 5 and at 3 draft tokens: no position is accepted more often than one before it."""
+    texts = []
+    for day, (length, mean) in enumerate(zip((5, 3), means, strict=True), start=24):
+        start = f"speculative_eagle_topk=1, speculative_num_draft_tokens={length + 1}"
+        lines = [sglang_line(4, mean, (mean - 1) / length, second=n) for n in range(9)]
+        texts.append("\n".join([sglang_start(start), *lines]).replace("11-25", f"11-{day}"))
+    [line] = imported(*texts)["comparison"]
+    assert says in line
+
+
+RELEASE = (
+    "({} pid=1) INFO 11-20 04:00:00 [core.py:1] Initializing a V1 LLM engine (v0.3{}.0) with "
+    "config: model='m'\n"
+)
+
+
+UPGRADE = "(version 0.33.0 against 0.32.0): τ "
+
+
+@pytest.mark.parametrize(
+    ("logs", "says"),
+    [
+        # Replicas of two versions, in any order.
+        ("a20 b20 c21 d21", [f"c21 and d21 against a20 and b20 {UPGRADE}2.5"]),
+        ("c21 a20 d21 b20", [f"c21 and d21 against a20 and b20 {UPGRADE}2.5"]),
+        ("a20 c20", [f"c20 against a20 {UPGRADE}2.5"]),
+        # Of one version, at two times, or side by side.
+        ("a20 b20 a21 b21", ["a21 and b21 against a20 and b20: τ 3.0"]),
+        ("a20 a21", ["a21 against a20: τ 3.0"]),
+        ("a20 b20", ["b20 against a20: τ 3.0"]),
+        ("a20 b20 e20", []),
+        # Each with the one before it.
+        ("a20 c21 a22", [f"c21 against a20 {UPGRADE}2.5", "a22 against c21 (version 0.32.0"]),
+    ],
+)  # fmt: skip
+def test_replicas_are_compared_by_version_and_time(logs: str, says: list[str]) -> None:
+    sources = []
+    for place, name in enumerate(logs.split()):
+        shares, release = (LOW, 3) if name[0] in "cd" else (HIGH, 2)
+        log = drawn(name[0], shares, *[5] * (1 + place), day=int(name[1:]))
+        sources.append(Source(name, (RELEASE.format(name[0], release) + log).encode()))
+    found = import_files(sources)["comparison"]
+    assert len(found) == len(says)
+    assert all(line.startswith(start) for line, start in zip(found, says, strict=True))
+
+
+def test_versions_in_one_log_are_compared() -> None:
+    """Two replicas of each, joined."""
+    texts = []
+    for pod, shares, release, day in (
+        ("a", HIGH, 2, 20), ("b", HIGH, 2, 20), ("c", LOW, 3, 21), ("d", LOW, 3, 21)
+    ):  # fmt: skip
+        texts.append(RELEASE.format(pod, release) + drawn(pod, shares, *[5] * day, day=day))
+    [line] = imported("\n".join(texts[::-1]))["comparison"]
+    assert "d pid=1 and 5 draft tokens, c pid=1 against 5 draft tokens, b pid=1 and 5" in line
+    assert f"{UPGRADE}2.5" in line
+    assert "a fall: -0." in line
 
 
 @pytest.mark.parametrize(
