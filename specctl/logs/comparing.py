@@ -94,16 +94,54 @@ def _missing(log: ServerLog, server: Sequence[ServerLog], facts: Sequence[str]) 
     return listed(names) if names else ""
 
 
-def refuse_repeats(logs: Sequence[ServerLog]) -> None:
-    """Raises InputError for a log whose lines are those of another."""
-    seen: dict[Any, ServerLog] = {}
+def without_repeats(logs: Sequence[ServerLog]) -> tuple[list[ServerLog], list[str]]:
+    """Logs without the lines that stand in one before them, as copies of a running server's log
+    have, and sentences on those.
+
+    Raises:
+        InputError: a log whose lines are those of another.
+    """
+    kept, told, seen = list[ServerLog](), list[str](), dict[Any, ServerLog]()
     for log in logs:
-        lines = [replace(one, spot=_PLAIN.spot, process="") for one in log.intervals]
-        other = seen.setdefault((*lines, *log.plain), log)
+        other = seen.setdefault((*_bare(log), *log.plain), log)
         if other is not log:
             what = f"has the lines of {other.name} again"
             what = "is given twice" if log.name == other.name else what
             raise InputError(f"{log.name} {what}", hint="give each log once")
+    for log in logs:
+        for other in kept:
+            if not (repeated := _repeated(_bare(log), _bare(other))):
+                continue
+            lines = count(len(repeated), "line")
+            told.append(f"{lines} of {log.name} stand in {other.name} too, and count once.")
+            if log.intervals:
+                log.intervals = [x for k, x in enumerate(log.intervals) if k not in repeated]
+            else:
+                log.plain = [x for k, x in enumerate(log.plain) if k not in repeated]
+            again = _repeated(log.written, other.written)
+            log.written = [x for k, x in enumerate(log.written) if k not in again]
+            if not (log.intervals or log.plain):
+                break
+        else:
+            kept.append(log)
+    return kept, told
+
+
+def _bare(log: ServerLog) -> Sequence[Any]:
+    """The lines of a log without their places."""
+    return [replace(one, spot=_PLAIN.spot, process="") for one in log.intervals] or log.plain
+
+
+def _repeated(mine: Sequence[Any], theirs: Sequence[Any]) -> set[int]:
+    """Places of lines that stand among others at the same time, or in a run of eight."""
+    known = {one for one in theirs if getattr(one, "time", "")}
+    found = {place for place, one in enumerate(mine) if one in known}
+    runs = {tuple(theirs[k : k + MIN_PROMPTS]) for k in range(len(theirs) - MIN_PROMPTS + 1)}
+    for start in range(len(mine) - MIN_PROMPTS + 1):
+        run = tuple(mine[start : start + MIN_PROMPTS])
+        if run in runs and len({*run}) > MIN_PROMPTS // 2:
+            found |= {*range(start, start + MIN_PROMPTS)}
+    return found
 
 
 # --------------------------------------------------------------------------- what changed

@@ -9,7 +9,7 @@ from specctl.errors import InputError, UsageError
 from specctl.formatting import listed
 from specctl.logs.acceptance_figures import narrowed
 from specctl.logs.advice import Advice, explain
-from specctl.logs.comparing import compared, refuse_repeats, servers
+from specctl.logs.comparing import compared, servers, without_repeats
 from specctl.logs.foreign import foreign
 from specctl.logs.llamacpp_log import LlamacppLog, answers
 from specctl.logs.metric_figures import figures_by_model
@@ -92,18 +92,18 @@ def import_files(
         is_plain = has_drafts and log.plain and not log.left_out
         if log.settings.get("synthetic") or not (log.intervals or is_plain):
             raise log.refusal()
-    refuse_repeats(logs)
+    logs, told = without_repeats(logs)
     together, taken = servers(logs)
     of_logs = {**_of_logs(logs), "request_speeds": request_speeds(logs, together)}
     if advice is not None:
         _check_context(advice.context_tokens, logs)
-        return _explained(of_logs, held_against(advice, logs))
+        return {**_explained(of_logs, held_against(advice, logs)), "taken": told}
     own = own_advices(together, batch_sizes)
     summary = _explained(of_logs, None, own)
     timed = {log.name for server in together if server[0].name in own for log in server}
     plain = [name for name in summary["without_drafts"] if name in timed]
     for_clock = [*summary.get("for_clock", ()), *plain]
-    return {**summary, "for_clock": for_clock, "taken": taken}
+    return {**summary, "for_clock": for_clock, "taken": [*told, *taken]}
 
 
 def _check_context(tokens: float, logs: Sequence[ServerLog]) -> None:

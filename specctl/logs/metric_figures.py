@@ -3,7 +3,8 @@
 - vLLM (`vllm/v1/spec_decode/metrics.py`, 0.9 to 0.33) and llama.cpp (build 11549):
   `spec_decode_num_drafts`, `_num_draft_tokens`, `_num_accepted_tokens` and, with a label `position`
   from 0 on, `_num_accepted_tokens_per_pos`. A position over drafts is its *marginal* rate. Rounds
-  without a draft are left out. Engines and servers of one model are added up.
+  without a draft are left out. Engines and servers of one model are added up; llama.cpp names no
+  model, so that its servers on one page of `/federate` stand apart.
 - SGLang (`observability/metrics_collector.py` of 0.5.23, `--enable-metrics`): counters of finished
   requests, `spec_verify_calls`, `generation_tokens` and `num_requests` (reading a prompt gives the
   first token of a request); gauges of the last interval, `spec_accept_length`, `_accept_rate`,
@@ -44,6 +45,7 @@ _OFF = {
     "sglang": "does not speculate (--speculative-algorithm)",
     "llamacpp": "drafts nothing (--spec-type), or is of before September 2026: import its log then",
 }
+Labels = tuple[tuple[str, str], ...]
 Named = dict[str, list[Sample]]
 """Samples of one model by name, without the engine's."""
 
@@ -56,7 +58,8 @@ def figures_by_model(scrape: Scrape) -> dict[str, dict[str, Any]]:
     """
     engine, models = scrape.engine, dict[str, Named]()
     for (name, labels), sample in scrape.samples.items():
-        named = models.setdefault(dict(labels).get("model_name", ""), {})
+        server = " ".join(value for _, value in _server(labels))
+        named = models.setdefault(dict(labels).get("model_name", server), {})
         named.setdefault(name.partition(":")[2], []).append(sample)
     of_model = _sglang_figures if engine == "sglang" else _counter_figures
     found = {name: of_model(scrape, name, models[name]) for name in sorted(models)}
@@ -76,6 +79,11 @@ def figures_by_model(scrape: Scrape) -> dict[str, dict[str, Any]]:
         what += f" (of drafts: {', '.join(drafts[:3])})" if drafts else ""
         hint = f"either this server {_OFF[engine]}, or the scrape was filtered"
     raise InputError(f"{scrape.name} {what}", hint=hint)
+
+
+def _server(labels: Labels) -> Labels:
+    """The labels that tell servers and their engines apart."""
+    return tuple(one for one in labels if one[0] in ("instance", "pod", "ReplicaId", "engine"))
 
 
 def _counter_figures(scrape: Scrape, model: str, named: Named) -> dict[str, Any] | None:
@@ -108,10 +116,7 @@ def _counter_figures(scrape: Scrape, model: str, named: Named) -> dict[str, Any]
             f"{scrape.name}, model {model!r}: {broken[0]} ({shown}, by position {at_least[:8]})",
             hint="scrape again, all of a page",
         )
-    servers = {
-        tuple((k, v) for k, v in sample.labels if k in ("instance", "pod", "ReplicaId", "engine"))
-        for sample in named[_STEM + "num_drafts"]
-    }
+    servers = {_server(sample.labels) for sample in named[_STEM + "num_drafts"]}
     is_short = drafted < _WHOLE * drafts * len(at_least)
     figures = chain_figures(
         drafts,

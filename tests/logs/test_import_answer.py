@@ -512,6 +512,52 @@ def test_a_log_given_twice() -> None:
         import_files([Source("0", text.encode()) for text in texts])
 
 
+def cut_log(length: int, start: int, end: int, *, timed: bool = True) -> Source:
+    """Intervals of one server's log, such as a copy of what it had written by then."""
+    loads = [1 + place % 7 + place // 2 for place in range(40)]
+    blocks = re.split(r"\n(?=.*Avg prompt)", timed_vllm(length, loads))
+    text = "\n".join(blocks[start:end])
+    text = text if timed else re.sub(r"11-24 \d\d:\d\d:\d\d ", "", text)
+    return Source(f"{start}-{end}", text.encode())
+
+
+@pytest.mark.parametrize("length", [4, 0])
+@pytest.mark.parametrize(
+    ("ends", "timed", "told", "left"),
+    [
+        (((0, 20), (10, 40)), True, "10 lines of 10-40 stand in 0-20 too", (20, 20)),
+        (((0, 20), (0, 40)), True, "20 lines of 0-40 stand in 0-20 too", (20, 20)),
+        (((0, 40), (10, 20)), True, "10 lines of 10-20 stand in 0-40 too", (40,)),
+        (((0, 20), (19, 40)), True, "1 line of 19-40 stand in 0-20 too", (20, 20)),
+        (((10, 40), (0, 20)), True, "10 lines of 0-20 stand in 10-40 too", (30, 10)),
+        (((0, 20), (10, 40)), False, "10 lines of 10-40 stand in 0-20 too", (20, 20)),
+        (((0, 20), (20, 40)), True, "", (20, 20)),
+        (((0, 20), (20, 40)), False, "", (20, 20)),
+    ],
+)
+def test_lines_that_two_logs_share_count_once(
+    length: int, ends: Any, told: str, left: tuple[int, ...], *, timed: bool
+) -> None:
+    """Two copies of a running server's log, or what was kept at a rotation. Lines without times,
+    such as those of a log without drafts, are known by runs of eight."""
+    if length == 0 and told.startswith("1 line"):
+        return
+    drafts = [Source("d", timed_vllm(2, LOADS).encode())] if length == 0 else []
+    logs = [cut_log(length, *own, timed=timed) for own in ends]
+    for advice in (None, Advice(lambda *_: 1e4, (8,), "CLOCK")):
+        found = import_files([*logs, *drafts], advice)
+        assert [*found["taken"], ""][0].startswith(told)
+        assert len(" ".join(found["taken"]).split("count once")) == 1 + bool(told)
+        names = [source.name for source in logs][: len(left)]
+        if length == 0:
+            assert found["without_drafts"] == names
+            continue
+        models = found.get("models", {names[0]: found})
+        assert {name: own["num_intervals"] for name, own in models.items()} == dict(
+            zip(names, left, strict=True)
+        )
+
+
 def test_a_context_longer_than_the_server_takes() -> None:
     start = START.replace("dtype=", "max_seq_len=8192, dtype=")
     log = Source("k5.log", (start + timed_vllm(4, LOADS)).encode())

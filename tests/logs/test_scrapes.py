@@ -133,6 +133,17 @@ def test_engines_servers_and_models() -> None:
     assert figures(federated)["num_engines"] == 3
 
 
+def test_servers_without_a_model_s_name_stand_apart() -> None:
+    """llama.cpp's on a page of /federate: each may serve another model."""
+    labels = [f'instance="h{n}:8080",job="llama"' for n in range(2)]
+    pages = [scrape(stem="llamacpp:", labels=own, created=None) for own in labels]
+    found = imported("".join(pages))["models"]
+    assert {name: (own["num_rounds"], own["num_engines"]) for name, own in found.items()} == {
+        "h0:8080": (10, 1),
+        "h1:8080": (10, 1),
+    }
+
+
 def test_counters_of_several_lengths_are_marked() -> None:
     found = figures(scrape(*without("num_draft_tokens", "num_draft_tokens 25")))
     assert not found["fixed_length_sweep"]["is_exact"]
