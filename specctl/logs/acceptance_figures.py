@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, combinations
+from operator import mul
 from typing import Any
 
 from specctl.stats import MIN_PROMPTS, share
@@ -33,6 +34,7 @@ def chain_figures(
     *,
     is_ragged: bool,
     ends_alike: bool = False,
+    reached: Sequence[int] = (),
     not_known: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Figures of rounds with chains, and of every shorter chain.
@@ -41,6 +43,8 @@ def chain_figures(
         num_rounds: above 0. at_least: rounds with at least 1, 2, ... accepted draft tokens.
         is_ragged: some rounds drafted fewer positions; each drafted at least one.
         ends_alike: shorter chains end where these did: at the end of a text, or at a stop.
+        reached: rounds that drafted each position and accepted those before, if not all drafted
+            alike and these are known; `at_least` then counts rounds among them.
         not_known: further facts that the source lacks.
 
     Returns:
@@ -48,10 +52,17 @@ def chain_figures(
         `conditional_prob`, over rounds that accepted j - 1, None without such rounds;
         `fixed_length_sweep` of `sweep_of`, None without positions.
     """
-    marginal = [count / num_rounds for count in at_least]
-    reached = [num_rounds, *at_least][: len(at_least)]
+    marginal, basis = [count / num_rounds for count in at_least], "the same rounds"
+    ends = [share(count, num_rounds) for count in at_least] if num_rounds >= MIN_PROMPTS else []
+    if reached:
+        basis, ends = "the rounds that drafted them", []
+        pairs = zip(at_least, reached, strict=True)
+        marginal = [
+            *accumulate((count / before if before else 0.0 for count, before in pairs), mul)
+        ]
+    basis = f"of fewer tokens is computed from {basis}"
+    reached = reached or [num_rounds, *at_least][: len(at_least)]
     most, depth = list(marginal), len(at_least)
-    basis = "of fewer tokens is computed from the same rounds"
     if is_ragged and ends_alike:
         basis += ", whose drafts end where these did"
     elif is_ragged:
@@ -64,7 +75,6 @@ def chain_figures(
         ]
         most = list(accumulate([*marginal[:1], *bounds], min))
         basis = "a range: some rounds drafted fewer tokens than the positions that are counted"
-    ends = [share(count, num_rounds) for count in at_least]
     totals = (accumulate(rates, initial=1.0) for rates in (marginal, most))
     ranges = [*zip(*totals, strict=True)][1:]
     return {
@@ -75,9 +85,7 @@ def chain_figures(
         "mean_acceptance_length_range": [1 + num_accepted / num_rounds] * 2,
         "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else None,
         "marginal_prob": marginal,
-        "marginal_interval": [[end.low, end.high] for end in ends]
-        if num_rounds >= MIN_PROMPTS
-        else None,
+        "marginal_interval": [[end.low, end.high] for end in ends] or None,
         "interval_basis": "as if rounds were independent: the true ones are wider",
         "conditional_prob": [
             n / before if before else None for n, before in zip(at_least, reached, strict=True)

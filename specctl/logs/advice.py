@@ -171,10 +171,11 @@ def _movement_words(figures: dict[str, Any]) -> list[str]:
     unless = "" if is_timed else ", if the lines stand in its order"
     if over is not None:
         first, second, chance = (over[name] for name in ("first_half", "second_half", "chance"))
+        of = f" of {count(over['num_draft_tokens'], 'token')}" if over["num_draft_tokens"] else ""
         line = (
-            f"Over time{unless}: τ {first:.2f} in the first half of the log, {second:.2f} in the "
+            f"Over time{unless}: τ{of} {first:.2f} in the first half of the log, {second:.2f} in "
         )
-        line += "second"
+        line += "the second"
         if chance is None:
             line += ": too few lines to tell from chance."
         elif chance >= _CHANCE:
@@ -227,13 +228,15 @@ def _limits(
         limits.append(f"More than {depth} draft tokens were not measured.")
     if any(len(one["num_draft_tokens"]) > 1 for one in best):
         limits.append("Where several lengths are named, their ranges overlap.")
-    plain, *drafted = best[0]["tokens_per_s_range"]
-    if plain is None:
+    if best[0]["tokens_per_s_range"][0] is None:
         limits.append("Plain decoding is not judged: add a log without drafts.")
-    if None in drafted:
-        limits.append(
-            f"Fewer than {depth} draft tokens are not judged: add a log of such a length."
-        )
+    unknown = [one["batch_size"] for one in best if None in one["tokens_per_s_range"][1:]]
+    if unknown:
+        known = {k for one in best for k, rate in enumerate(one["tokens_per_s_range"]) if rate}
+        what = f"Fewer than {depth} draft tokens"
+        if known > {0, depth}:
+            what = f"At {listed(map(str, unknown))} requests, lengths that did not run"
+        limits.append(f"{what} are not judged: add a log of such a length.")
     if advice.not_reached:
         sizes = listed(map(str, advice.not_reached))
         if advice.reach is None:

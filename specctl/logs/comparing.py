@@ -203,7 +203,8 @@ def compared(
     spans = [*zip(ends[::2], ends[1::2], strict=True)] if ends else [None] * len(models)
     found, sides = list[_Side](), list[_Side]()
     for (name, own), span in zip(models.items(), spans, strict=True):
-        depth = own.get("num_draft_tokens_per_round") or len(own.get("marginal_prob", ()))
+        started = max(one.num_draft_tokens or 0 for one in lines[name])
+        depth = own.get("num_draft_tokens_per_round") or started
         found.append(_Side([name], engine == "llamacpp", own["settings"], depth, span, lines[name]))
     for one in sorted(found, key=lambda one: one.span[0] if one.span else 0.0):
         beside = [side for side in sides if len(models) > 2 and side.is_beside(one)][:1]

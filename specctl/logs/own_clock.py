@@ -26,11 +26,13 @@ import numpy as np
 from specctl.errors import UsageError
 from specctl.formatting import count
 from specctl.logs.advice import Advice
-from specctl.logs.server_log import ServerLog
+from specctl.logs.server_log import ServerLog, under_schedule
 from specctl.stats import MIN_PROMPTS, Floats, Interval, ratio_of_sums
 
 _LEAST_POINTS = 4
 """Fewest lines of a draft length."""
+_OUTER = 0.05
+"""Share of a length's lines at either end that do not tell where it ran."""
 _MOST_COMPARED = 500
 """Most lines of a log that a cost model is held against."""
 _NEAR, _FAR = 1.1, 1.5
@@ -44,32 +46,35 @@ from 0.57 to 1.74 of it. A choice too."""
 class _Step(NamedTuple):
     """Steps that a line of a log sums up."""
 
-    num_draft_tokens: int
+    num_draft_tokens: float  # a mean where a line mixes lengths
     num_running: int
     us: float
     mean: float  # acceptance length
+    num_positions: int | None  # draft tokens that the server was started with
 
 
 def _lines(log: ServerLog) -> list[tuple[Any, ...]]:
     """Draft tokens, running requests, tokens/s of all, acceptance length and a request's text of
-    each line."""
+    each line, and the draft tokens that its server was started with."""
+    is_scheduled = log.engine == "vllm" and under_schedule(log.intervals)
     lines = [
         (
-            one.num_draft_tokens,
+            one.length if is_scheduled else one.num_draft_tokens,
             one.num_running,
             one.tokens_per_s,
             sum(one.mean) / 2,
             one.context_tokens,
+            one.num_draft_tokens,
         )
         for one in log.intervals
     ]
-    return lines or [(0, running, speed, 1.0, text) for running, speed, text in log.plain]
+    return lines or [(0, running, speed, 1.0, text, 0) for running, speed, text in log.plain]
 
 
 def _steps(log: ServerLog) -> list[_Step]:
     return [
-        _Step(length, running, 1e6 * mean * running / speed, mean)
-        for length, running, speed, mean, _ in _lines(log)
+        _Step(length, running, 1e6 * mean * running / speed, mean, positions)
+        for length, running, speed, mean, _, positions in _lines(log)
         if length is not None and running and speed
     ]
 
@@ -122,17 +127,17 @@ def held_against(advice: Advice, logs: Sequence[ServerLog]) -> Advice:
 
 def _compared(advice: Advice, log: ServerLog) -> Floats:
     """`[N, 5]`: draft tokens, running requests, predicted and measured tokens/s, and the text of a
-    request, the advice's where the log has none, of lines whose load and length the clock knows.
-    """
+    request, the advice's where the log has none, of lines of one length whose load and length the
+    clock knows."""
     lines, kept = _lines(log), list[tuple[float, ...]]()
-    for length, running, speed, mean, text in lines[:: len(lines) // _MOST_COMPARED + 1]:
-        if length is None or running is None or speed is None:
+    for length, running, speed, mean, text, _ in lines[:: len(lines) // _MOST_COMPARED + 1]:
+        if length is None or length % 1 or running is None or speed is None:
             continue
         context = advice.context_tokens if text is None else text
         share: float | None = math.inf  # of a step, where nothing ran
         if running:
             try:
-                share = advice.clock(running, length, mean, context)
+                share = advice.clock(running, int(length), mean, context)
             except UsageError:  # a load or a length that it does not know
                 continue
         if share:
@@ -146,38 +151,87 @@ def own_advices(
     """Advice by name of a log with drafts: one for all logs of a server and drafter."""
     found: dict[str, Advice] = {}
     for together in servers:
-        steps = [step for log in together for step in _steps(log)]
-        if advice := _advice(steps, batch_sizes):
+        if advice := _advice([run for log in together for run in _runs(log)], batch_sizes):
             found |= {log.name: advice for log in together if log.intervals}
     return found
 
 
-def _advice(steps: Sequence[_Step], sizes: Sequence[int]) -> Advice | None:
-    """Advice on steps; None where fewer than two lengths have enough of them, or ran at other
-    loads.
+class _Run(NamedTuple):
+    """Lines of a log under one start of its server."""
+
+    num_positions: int | None  # draft tokens that it was started with, 0 for plain decoding
+    lines: Floats  # `[N, 3]`: draft tokens, running requests, us of a step
+    spans: dict[int, tuple[float, float]]  # loads at which each length ran
+
+    def at(self, load: float) -> set[int]:
+        """Lengths that ran at a load, or at the next ones on both sides of it."""
+        below = [(low, k) for k, (low, _) in self.spans.items() if low <= load]
+        above = [(high, k) for k, (_, high) in self.spans.items() if load <= high]
+        ran = {k for _, k in below} & {k for _, k in above}
+        return ran or ({max(below)[1], min(above)[1]} if below and above else set())
+
+
+def _runs(log: ServerLog) -> list[_Run]:
+    steps: dict[int | None, list[_Step]] = {}
+    for step in _steps(log):
+        steps.setdefault(step.num_positions, []).append(step)
+    return [
+        _Run(positions, lines, _spans(lines))
+        for positions, own in steps.items()
+        if len(lines := np.array([step[:3] for step in own], float)) >= _LEAST_POINTS
+    ]
+
+
+def _spans(lines: Floats) -> dict[int, tuple[float, float]]:
+    """Loads at which each length ran that has enough lines; without the outermost lines of each
+    where there are several, as the load is that of the line's last moment."""
+    lengths = np.rint(lines[:, 0])
+    num_outer = _OUTER * (len(np.unique(lengths)) > 1)
+    spans = dict[int, tuple[float, float]]()
+    for length in np.unique(lengths):
+        loads = np.sort(lines[lengths == length, 1])
+        if len(loads) >= _LEAST_POINTS:
+            outer = int(num_outer * len(loads))
+            spans[int(length)] = float(loads[outer]), float(loads[-1 - outer])
+    return spans
+
+
+def _advice(runs: Sequence[_Run], sizes: Sequence[int]) -> Advice | None:
+    """Advice on the steps of runs; None where they do not tell two lengths at one load.
 
     A load outside those of the logs gives way to the nearest one that they reach.
     """
     from scipy.optimize import nnls
 
-    rows = np.array(steps, float).reshape(-1, 4)
-    of_length = {int(k): rows[rows[:, 0] == k] for k in np.unique(rows[:, 0])}
-    of_length = {k: own for k, own in of_length.items() if len(own) >= _LEAST_POINTS}
-    least = max((own[:, 1].min() for own in of_length.values()), default=0)
-    most = min((own[:, 1].max() for own in of_length.values()), default=0)
-    if len(of_length) < 2 or least > most:
+    loads_of: dict[int | None, list[float]] = {}
+    for run in runs:
+        loads_of.setdefault(run.num_positions, []).extend(run.lines[:, 1])
+    least = max(map(min, loads_of.values()), default=0.0)
+    most = min(map(max, loads_of.values()), default=0.0)
+
+    def ran_at(load: float) -> tuple[set[int], int]:
+        """Lengths at a load, and the number of runs with drafts."""
+        found = [lengths for run in runs if (lengths := run.at(load))]
+        found = found or [set(run.spans) for run in runs]
+        return set[int]().union(*found), sum(lengths != {0} for lengths in found)
+
+    ends = {end for run in runs for span in run.spans.values() for end in span}
+    if not any(least <= end <= most and len(ran_at(end)[0]) > 1 for end in ends):
         return None
-    fits, off, num_drafted = dict[bool, Floats](), list[float](), len(of_length.keys() - {0})
-    for drafts in {k > 0 for k in of_length}:
-        own = [own for k, own in of_length.items() if (k > 0) == drafts]
-        length, running, us, _ = np.concatenate(own).T
+    fits, off = dict[bool, Floats](), list[float]()
+    for drafts in {run.num_positions != 0 for run in runs}:
+        own = [run.lines for run in runs if (run.num_positions != 0) == drafts]
+        length, running, us = np.concatenate(own).T
         terms = _terms(running, length)
         fits[drafts], _ = nnls(terms / us[:, None], np.ones_like(us))
         off += np.abs(terms @ fits[drafts] / us - 1).tolist()
 
     def clock(batch_size: int, k: int, emitted: float, context_tokens: float) -> float | None:
         del emitted, context_tokens
-        if k not in of_length and (k == 0 or num_drafted < 2):
+        ran, num_drafting = ran_at(batch_size)
+        # The fit tells lengths between those of two runs; one run under a schedule tells its own.
+        is_told = 0 < k <= max(ran) and num_drafting > 1 and len(ran - {0}) > 1
+        if not (is_told or k in ran):
             return None
         return float(_terms(batch_size, k) @ fits[k > 0]) / batch_size
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from specctl.formatting import count
 from specctl.logs.acceptance_figures import (
     TREES,
     UNKNOWN_BATCHES,
@@ -18,13 +19,15 @@ from specctl.logs.acceptance_figures import (
 from specctl.logs.llamacpp_log import NO_POSITIONS
 from specctl.logs.moments import in_order, moments
 from specctl.logs.positions import MAX_CONTEXTS, context_parts
-from specctl.logs.server_log import Interval, ServerLog
+from specctl.logs.server_log import Interval, ServerLog, under_schedule
 from specctl.logs.sglang_log import chain_lengths, stated_length
 from specctl.stats import MIN_PROMPTS, Floats, ratio_of_sums
 
 _MAX_BLOCKS = 200
 """Most consecutive blocks of intervals that an interval is taken over."""
 MAX_PARTS = 12
+_LEAST_LINES = 4
+"""Fewest lines that drafted a position, where there are more."""
 _MIN_ORDERED = 10
 """Fewest parts whose orders, 252, tell a chance of 1 in 100."""
 
@@ -130,31 +133,51 @@ def _processes(intervals: Sequence[Interval]) -> list[dict[str, Any]]:
 
 
 def _by_position(intervals: Sequence[Interval], *, ends_alike: bool) -> dict[str, Any]:
-    table = np.array([[one.rounds[0] if one.rounds else 0, *one.at_least] for one in intervals])
-    rounds, *at_least = table.sum(0).tolist()
-    is_ragged = any(one.even_length < len(one.at_least) for one in intervals)
+    """Acceptance by position, each over the lines that drafted it.
+
+    Under a schedule, lines that mix lengths do not tell which rounds did, and are left out.
+    """
+    of_all = sum(one.weight for one in intervals)
+    even = [one for one in intervals if one.even_length]
+    has_schedule = not ends_alike and under_schedule(intervals)
+    is_ragged = not has_schedule and any(one.even_length < len(one.at_least) for one in intervals)
+    known = even if has_schedule else [*intervals]
+    lengths = [one.even_length if has_schedule else len(one.at_least) for one in known]
+    depth = sorted(lengths, reverse=True)[:_LEAST_LINES][-1]
+    # `[N, J, 3]`: rounds of a line that drafted a position, reached it, and accepted it.
+    table = np.zeros((len(known), depth, 3), int)
+    for row, one, length in zip(table, known, lengths, strict=True):
+        counts = [int(one.weight), *one.at_least[: min(length, depth)]]
+        own = row[: len(counts) - 1]
+        own[:, 0], own[:, 1], own[:, 2] = counts[0], counts[:-1], counts[1:]
+    _, reached, at_least = table.sum(0).T.tolist()
     figures = chain_figures(
-        rounds,
+        int(of_all),
         at_least,
         sum(one.num_drafted for one in intervals),
         sum(one.num_accepted for one in intervals),
         is_ragged=is_ragged,
         ends_alike=ends_alike,
+        reached=reached if has_schedule else (),
         not_known=[
             *(UNKNOWN_BATCHES, "rounds without a draft"),
-            *(
-                ["the exact number of rounds"]
-                if not all(one.even_length for one in intervals)
-                else []
-            ),
+            *(["the exact number of rounds"] if len(even) < len(intervals) else []),
         ],
     )
     parts = np.array_split(table, min(len(table), _MAX_BLOCKS))
     if len(parts) >= MIN_PROMPTS:
-        below, *above = np.array([part.sum(0) for part in parts], float).T
-        ends = [ratio_of_sums(column, below) for column in above]
-        figures["marginal_interval"] = [[max(end.low, 0.0), min(end.high, 1.0)] for end in ends]
-        figures["interval_basis"] = f"over {len(table):,} lines of the log"
+        below, _, above = np.array([part.sum(0) for part in parts], float).T
+        ends = [ratio_of_sums(*column) for column in zip(above, below, strict=True)]
+        # Around the product of the shares, of which this ratio holds the last.
+        off = [own - end.value for own, end in zip(figures["marginal_prob"], ends, strict=True)]
+        figures["marginal_interval"] = [
+            [max(end.low + by, 0.0), min(end.high + by, 1.0)]
+            for end, by in zip(ends, off, strict=True)
+        ]
+        mixed = len(intervals) - len(known)
+        figures["interval_basis"] = f"over {len(known):,} lines of the log"
+        if mixed:
+            figures["interval_basis"] += f", without {count(mixed, 'line')} that mixed lengths"
     return figures
 
 
@@ -179,14 +202,17 @@ def _parts(intervals: Sequence[Interval]) -> list[list[Interval]]:
     return [[intervals[place] for place in part] for part in places]
 
 
-def _sums(parts: Sequence[Sequence[Interval]]) -> Floats:
-    """`[P, 2]`: emitted tokens and weights, whose ratio is the mean acceptance length."""
+def _sums(parts: Sequence[Sequence[Interval]], depth: int | None = None) -> Floats:
+    """`[P, 2]`: emitted tokens and weights, whose ratio is the mean acceptance length, of `depth`
+    draft tokens if it is given."""
+
+    def emitted(one: Interval) -> float:
+        if depth is None:
+            return one.weight * sum(one.mean) / 2
+        return one.weight + sum(one.at_least[:depth])
+
     return np.array(
-        [
-            (sum(one.weight * sum(one.mean) / 2 for one in part), sum(one.weight for one in part))
-            for part in parts
-        ],
-        float,
+        [(sum(map(emitted, part)), sum(one.weight for one in part)) for part in parts], float
     )
 
 
@@ -198,16 +224,20 @@ def mean_of(intervals: Sequence[Interval]) -> tuple[float, list[float] | None]:
 
 def over_time(intervals: Sequence[Interval]) -> dict[str, Any] | None:
     """Means of parts in order and of both halves, and the share of orders of the parts whose halves
-    differ by as much; None for fewer than four intervals."""
+    differ by as much; None for fewer than four intervals. Where lines of one length each differ in
+    it, the means are of the fewest, `num_draft_tokens`."""
     if len(intervals) < 4:
         return None
+    lengths = {one.even_length for one in intervals if one.even_length}
+    depth = min(lengths) if len(lengths) > 1 and under_schedule(intervals) else None
     parts = _parts(intervals)
-    sums = _sums(parts)
+    sums = _sums(parts, depth)
     orders = [*combinations(range(len(parts)), len(parts) // 2)]  # the first is that of the log
     first = np.array([sums[list(order)].sum(0) for order in orders])
     halves = [half[:, 0] / half[:, 1] for half in (first, sums.sum(0) - first)]
     off = np.abs(halves[1] - halves[0])
     return {
+        "num_draft_tokens": depth,
         "parts": [
             {
                 "from": part[0].time or None,

@@ -36,7 +36,7 @@ class Interval:
     stated_mean: tuple[float, float] = (1.0, 1.0)  # of unknown rounds, as the digits allow
     rate: float | None = None  # SGLang's accept rate
     drafts: str = "chain"  # or "tree", "varying", "" if nothing tells
-    num_draft_tokens: int | None = None  # of a chain; None if nothing tells
+    num_draft_tokens: int | None = None  # most of a chain; None if nothing tells
     num_running: int | None = None  # requests, when the line was printed
     tokens_per_s: float | None = None
     context_tokens: float | None = None  # text of a request, as a mean
@@ -48,6 +48,13 @@ class Interval:
             return self.stated_mean
         least, most = self.rounds
         return 1 + self.num_accepted / most, 1 + self.num_accepted / least
+
+    @property
+    def length(self) -> float | None:
+        """Draft tokens of a round, as a mean where a line mixes lengths."""
+        if self.rounds is None or not self.num_drafted:
+            return self.num_draft_tokens
+        return self.num_drafted * 2 / sum(self.rounds)
 
     @property
     def weight(self) -> float:
@@ -218,6 +225,15 @@ _FIX = {
     NO_COUNTS: "keep one answer of /v1/completions or /completion a line",
     BEFORE_0_9: "upgrade to vLLM 0.9 or newer, and import its log",
 }
+
+
+def under_schedule(intervals: Sequence[Interval]) -> bool:
+    """Whether the draft length was that of a table by batch size: lines drafted fewer tokens than
+    the server was started with in all of their rounds, and most rounds are of lines of one length.
+    """
+    even = [one for one in intervals if one.even_length]
+    is_most = 2 * sum(one.weight for one in even) > sum(one.weight for one in intervals)
+    return is_most and any(one.even_length < len(one.at_least) for one in even)
 
 
 def belongs(rank: str, process: str) -> bool:

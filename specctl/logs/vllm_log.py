@@ -9,10 +9,11 @@
 - 0.8 (V1): `Draft acceptance rate, Accepted, Drafted`, without rounds; V0 (`Speculative metrics:
   ...`): sums since the start, which count tokens behind a rejected one too.
 
-The number of rounds is not printed. It follows from the drafted tokens if every round drafts all
-positions, else from the digits. `Engine 000: Avg prompt throughput: ..., Running: N reqs` stands
-before it (`v1/metrics/loggers.py`). A start prints `vLLM API server version`, in 0.32 and 0.33 a
-logo with the version or `vLLM server version`, and
+The number of rounds is not printed. It follows from the drafted tokens if every round drafts the
+same positions: all, or the first ones under a schedule by batch size. Else it follows from the
+digits. `Engine 000: Avg prompt throughput: ..., Running: N reqs` stands before it
+(`v1/metrics/loggers.py`). A start prints `vLLM API server version`, in 0.32 and 0.33 a logo with
+the version or `vLLM server version`, and
 `speculative_config=SpeculativeConfig(method=, model=, num_spec_tokens=)`.
 """
 

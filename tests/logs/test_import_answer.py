@@ -256,24 +256,28 @@ def step_us(load: int, length: int) -> float:
     return FIXED + BY_REQUEST * load + drafting
 
 
-def timed_vllm(length: int, loads: Sequence[int], method: str = "") -> str:
-    """Intervals of ten seconds at these loads, 70, 50, 30, 20 % accepted by position."""
+def timed_vllm(
+    length: int, loads: Sequence[int], method: str = "", by_load: Sequence[int] = ()
+) -> str:
+    """Intervals of ten seconds at these loads, 70, 50, 30, 20 % accepted by position, with these
+    draft tokens at each of the loads if they are given."""
     said = f"SpeculativeConfig(method='{method}', model='m', num_spec_tokens={length})"
     start = f"Initializing a V1 LLM engine (v0.33.0) with config: speculative_config={said}"
     lines = [start] if method else []
     for place, load in enumerate(loads):
+        drafted = by_load[place] if by_load else length
         before = f"(APIServer pid={length}) INFO 11-24 05:{place:02d}:00 "
-        steps = round(1e7 / step_us(load, length) / 10) * 10
+        steps = round(1e7 / step_us(load, drafted) / 10) * 10
         rounds = steps * load
-        tokens = rounds * (1 + sum((0.7, 0.5, 0.3, 0.2)[:length]))
+        tokens = rounds * (1 + sum((0.7, 0.5, 0.3, 0.2)[:drafted]))
         lines.append(
             f"{before}Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: "
             f"{tokens / 10:.1f} tokens/s, Running: {load} reqs, Waiting: 0 reqs"
         )
         if length:
-            counts = [round(share * rounds) for share in (0.7, 0.5, 0.3, 0.2)[:length]]
+            counts = [round(share * rounds) for share in (0.7, 0.5, 0.3, 0.2)[:drafted]]
             accepted = [sum(n < count for count in counts) for n in range(rounds)]
-            lines.append(before + vllm_figures(accepted, length))
+            lines.append(before + vllm_figures(accepted, length, [drafted] * rounds))
     return "\n".join(lines)
 
 
@@ -305,6 +309,66 @@ def test_logs_of_several_lengths_are_a_clock(lengths: tuple[int, ...]) -> None:
             assert rates[k] == pytest.approx(other["tokens_per_s_range"][k], rel=0.03)
         gains = [one["over_plain_range"][k] for k in judged]
         assert None not in gains if 0 in judged else not any(gains)
+
+
+SCHEDULE = (4, 4, 4, 4, 2, 2, 2, 2)
+"""Draft tokens at each of `LOADS`."""
+
+
+def test_a_line_under_a_schedule_is_timed_at_its_own_length() -> None:
+    """The log of a table that `Set` printed, beside the log before it and plain decoding."""
+    texts = {
+        "3": timed_vllm(3, LOADS),
+        "table": timed_vllm(4, LOADS, by_load=SCHEDULE),
+        "plain": timed_vllm(0, LOADS),
+    }
+    logs = {name: Source(name, text.encode()) for name, text in texts.items()}
+    found = import_files([*logs.values()], None, (1, 8, 12, 32))["models"]["table"]
+    true = Advice(lambda size, k, *more: step_us(size, k) / size, (1, 8, 12, 32), "truth")
+    expected = explain(counted(70, 50, 30, 20), true)
+    for one, other in zip(found["best_lengths"], expected["best_lengths"], strict=True):
+        judged = range(5) if one["batch_size"] <= 8 else range(4)  # 4 did not run beyond
+        rates = one["tokens_per_s_range"]
+        assert [k for k, rate in enumerate(rates) if rate] == [*judged]
+        for k in judged:
+            assert rates[k] == pytest.approx(other["tokens_per_s_range"][k], rel=0.03)
+    assert "At 12 and 32 requests, lengths that did not run are not judged" in " ".join(
+        found["meaning"]
+    )
+    alone = import_files([logs["table"], logs["plain"]], None, (8, 32))
+    known = [
+        [k for k, rate in enumerate(one["tokens_per_s_range"]) if rate]
+        for one in alone["best_lengths"]
+    ]
+    assert known == [[0, 4], [0, 2]]
+
+
+def test_a_position_counts_over_the_lines_that_drafted_it() -> None:
+    """Beyond, nothing was rejected; τ over time is that of the tokens that all lines drafted."""
+    log = timed_vllm(4, LOADS[::-1] * 2, by_load=SCHEDULE[::-1] * 2)
+    found = figures(log)
+    assert found["marginal_prob"] == pytest.approx([0.7, 0.5, 0.3, 0.2], abs=0.002)
+    assert found["conditional_prob"] == pytest.approx([0.7, 5 / 7, 0.6, 2 / 3], abs=0.002)
+    assert found["fixed_length_sweep"]["is_exact"]
+    assert 2.2 < found["mean_acceptance_length"] < 2.7
+    [(low, high)] = found["marginal_interval"][3:]
+    assert 0.19 < low <= high < 0.21
+    over = found["over_time"]
+    assert over["num_draft_tokens"] == 2
+    assert over["first_half"] == pytest.approx(over["second_half"], abs=0.002)
+    assert "Over time: τ of 2 tokens 2.20 in the first half" in " ".join(found["meaning"])
+
+
+def test_a_line_that_mixes_lengths_tells_no_position() -> None:
+    """Its rounds and its time count."""
+    log = timed_vllm(4, LOADS * 2, by_load=SCHEDULE * 2)
+    mixed = vllm_figures([4] * 100 + [2] * 301, 4, [4] * 100 + [2] * 301)
+    before = log[: log.index("Engine")].replace("05:00", "06:00")
+    whole, both = figures(log), figures(f"{log}\n{before}{mixed}")
+    assert both["num_rounds"] == whole["num_rounds"] + 401
+    assert both["marginal_prob"] == whole["marginal_prob"]
+    assert "over 16 lines of the log, without 1 line that mixed lengths" in both["interval_basis"]
+    assert "the exact number of rounds" in both["not_known"]
 
 
 def test_each_drafter_has_a_clock_of_its_own() -> None:
