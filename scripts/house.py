@@ -28,8 +28,8 @@ BUDGETS = {
     "report": 1372,
     "engines": 4457,
     "watch": 1341,
-    "cli": 3999,
-    "tests": 45972,
+    "cli": 4001,
+    "tests": 45975,
     "benchmarks, scripts": 9619,
     "files of the package": 274,
 }

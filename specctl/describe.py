@@ -225,8 +225,8 @@ def _traces(reference: str) -> Answer:
     rows = count(summary["num_rounds"], "position" if is_dense else "round")
     facts = (
         *([("engine", f"{engine['name']} {engine['version']}")] if engine else []),
-        ("target", f"{collected.get('target')}  {header.target_digest}"),
-        ("drafter", f"{collected.get('drafter')}  {header.drafter_digest}"),
+        ("target", f"{collected.get('target', 'not named')}  {header.target_digest}"),
+        ("drafter", f"{collected.get('drafter', 'not named')}  {header.drafter_digest}"),
         ("sampling", f"{sampling(header.sampling)}, seed {header.sampling.get('seed', 0)}"),
         *_counts(summary, is_dense=is_dense),
     )

@@ -123,6 +123,8 @@ def export(
         if traces is None:
             raise UsageError("--synthetic needs --log TRACES, which have the rates")
         rates = synthetic_rates(traces, judged.chosen, engine)
+    if not (source.pair or target or drafter) and engine.title == "transformers":
+        drafter = "embedded:small"  # the one that it drafts with
     model, head = source.names(target, drafter)
     served = target_of(model)
     serving = Serving(

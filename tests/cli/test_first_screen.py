@@ -70,7 +70,8 @@ def test_its_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cost
     """On the embedded pair, as its last sentence tells: one collection serves all, and stands for
     that of vLLM's plugin."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "cost_model.json").write_bytes(cost.read_bytes())
+    for clock in ("cost_model.json", "llamacpp.json"):
+        (tmp_path / clock).write_bytes(cost.read_bytes())
     told = re.search(r"leave (--.*) out, and take\s+`(\w+)` for PROMPTS", FIRST_SCREEN)
     assert told
     out, prompts = re.compile("|".join(f" {one}" for one in told[1].split(" and "))), told[2]

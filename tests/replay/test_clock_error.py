@@ -434,4 +434,4 @@ def test_recalibrate_promotes_no_such_policy() -> None:
     words = ("--family", "svip", "--held-out", 0.5)
     found = document("recalibrate", "exact", *words)
     assert not found["is_better"]
-    assert found["why_not"].startswith("decisions of the refit are not timed: time them: specctl")
+    assert found["why_not"].startswith("decisions of the refit are not timed: time them: `specctl")

@@ -63,13 +63,13 @@ def test_rates_by_hand() -> None:
 @pytest.mark.parametrize(
     ("kind", "limit", "named"),
     [
-        ("goodput", None, "--tpot-limit-ms"),
+        ("goodput", None, "tpot_limit_ms"),
         ("latency", 5.0, "goodput alone"),
         ("goodput", 0.0, "above 0"),
         ("goodput", float("nan"), "above 0"),
     ],
 )
-def test_objectives_are_refused_by_option(kind: str, limit: float | None, named: str) -> None:
+def test_objectives_are_refused_by_argument(kind: str, limit: float | None, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         make_objective(kind, limit)
 

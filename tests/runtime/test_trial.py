@@ -124,4 +124,6 @@ def test_the_target_is_left_as_it_was(tmp_path: Path, target: Target) -> None:
 
 def test_show_names_models_and_drafters() -> None:
     for name, words in (("eagle3", "an EAGLE-3 head"), ("small", "a whole model")):
-        assert f"is {words}; `specctl doctor TARGET" in passes("show", embedded_path(name)).out
+        shown = passes("show", embedded_path(name)).out
+        assert f"is {words}" in shown
+        assert "; `specctl doctor TARGET" in shown
