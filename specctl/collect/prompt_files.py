@@ -9,13 +9,12 @@
 | Parquet, with the keys as columns                  | a row                      |
 | `.txt`, or any file with `--format text`           | a line that is not blank   |
 
-All but Parquet may be compressed by gzip, bzip2 or xz, be UTF-8 or UTF-16 with a byte order mark,
-and have line ends of any system. Keys are read without regard to capitals.
+All but Parquet may be compressed by gzip, bzip2 or xz, be UTF-8, UTF-16 or UTF-32, and have line
+ends of any system. Keys are read without regard to capitals.
 """
 
 from __future__ import annotations
 
-import codecs
 import csv
 import hashlib
 import io
@@ -31,9 +30,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from specctl.contents import HEAD_BYTES, encoding_of, no_text, unpacked
 from specctl.durable import file_sha256
 from specctl.errors import PromptError, PromptLineError, reason_of, shown
-from specctl.logs.sources import unpacked
 from specctl.runtime.config import PromptFormat
 
 log = logging.getLogger(__name__)
@@ -56,20 +55,8 @@ TEXT_KEYS = frozenset((*TALKS, *TEXTS, *ANSWERS, "body"))
 KEYS = TEXT_KEYS.union(IDS, OTHERS)
 """All keys that are read."""
 _SHOWN = re.compile(r"\S")
-HEAD_BYTES = 64
-_PAGE = ("a web page", "download the file that it shows")
-UNREAD = {
-    b"pk\x03\x04": ("a zip archive or a spreadsheet", "unpack it, or save it as CSV"),
-    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "decompress it: zstd -d FILE"),
-    b"\x1f\x8b": ("compressed by gzip twice", "decompress it: gunzip FILE"),
-    b"arrow1": ("an Arrow file", "write it as Parquet"),
-    b"sqlite": ("a database", "export the prompts as CSV or JSON lines"),
-    b"version https://git-lfs": ("a pointer of Git LFS, not the file", "fetch it: git lfs pull"),
-    **dict.fromkeys((b"<!doctype html", b"<html"), _PAGE),
-}
-"""First bytes, in lower case, of files that are named and not read."""
-UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-"""Marks of files by PowerShell and Excel."""
+_PAGES = (b"<!doctype html", b"<html")
+"""First bytes of a web page, in lower case."""
 LONE = "\x1f"
 """Delimiter of a table of one column, in which a comma is text."""
 
@@ -274,16 +261,19 @@ Line = tuple[Entry, str | PromptLineError]
 
 def _found(start: Entry, name: str, format: PromptFormat) -> Found:
     with open(start.path, "rb") as file:
-        head = unpacked(file).read(HEAD_BYTES)
-    for first_bytes, (what, fix) in UNREAD.items():
-        if head.lower().startswith(first_bytes):
-            raise PromptError(f"{start.path} is {what}", hint=fix)
-    if head.startswith(b"PAR1"):
+        stream = unpacked(file)
+        head, is_packed = stream.read(HEAD_BYTES), stream is not file
+    if head.startswith(b"PAR1") and not is_packed:
         return _parquet_rows(start)
-    if b"\0" in head.partition(b"\n")[0] and not head.startswith(UTF_16):
-        problem = "bytes 0 in its first line, as archives and UTF-16 without a byte order mark have"
-        hint = "unpack it, or save it as UTF-8"
-        raise PromptError(f"{start.path} is no text: {problem}", hint=hint)
+    what, fix = no_text(head) or ("", "")
+    if head.lower().startswith(_PAGES):
+        what, fix = "a web page", "download the file that it shows"
+    if not what and encoding_of(head)[0] == "utf-8" and b"\0" in head.partition(b"\n")[0]:
+        what = "no text: it has bytes 0 in its first line"
+    if what:
+        twice = "compressed, and what it holds is " * is_packed
+        fix = fix or ("decompress it first" if is_packed else "give a text, JSON, CSV or Parquet")
+        raise PromptError(f"{start.path} is {twice}{what}", hint=fix)
     every = list(_lines(start))
     lines = [(e, text) for e, text in every if isinstance(text, PromptLineError) or text.strip()]
     if not lines:
@@ -313,12 +303,13 @@ def _lines(start: Entry) -> Iterator[Line]:
     """All lines, with their ends. Only line feeds end a line: JSON strings may contain U+2028."""
     with open(start.path, "rb") as file:
         lines = opened = unpacked(file)
-        if opened.peek(2)[:2] in UTF_16:
-            lines = map(str.encode, io.TextIOWrapper(opened, "utf-16", newline="\n"))
+        encoding, mark = encoding_of(opened.read(HEAD_BYTES))
+        opened.seek(mark)
+        if encoding != "utf-8":
+            lines = map(str.encode, io.TextIOWrapper(opened, encoding, newline="\n"))
         try:
             for number, raw in enumerate(lines, start=1):
                 entry = replace(start, number=number)
-                raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
                 try:
                     yield entry, raw.decode()
                 except UnicodeDecodeError as error:
@@ -326,7 +317,8 @@ def _lines(start: Entry) -> Iterator[Line]:
                     fix = "convert the file to UTF-8"
                     yield entry, entry.refuse("not UTF-8", where, hint=fix)
         except UnicodeError as error:
-            raise PromptError(f"{start.path} begins as UTF-16 and goes on otherwise") from error
+            name = encoding[:6].upper()
+            raise PromptError(f"{start.path} begins as {name} and goes on otherwise") from error
 
 
 def _whole(lines: list[Line]) -> str:

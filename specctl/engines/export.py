@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from specctl.contents import utf8_of
 from specctl.engines.engine import (
     Engine,
     EngineDrafter,
@@ -488,7 +489,8 @@ def read_exported(path: Path) -> list[tuple[Engine, Policy]]:
         names = [name for name in engine.files if is_folder or path.name in engine.files]
         beside = [folder / name for name in names if (folder / name).is_file()]
         try:
-            found = {one.name: one.read_text("utf-8") for one in beside}
+            hint = "export the policy again"
+            found = {one.name: utf8_of(one, EngineError, hint).decode() for one in beside}
         except (OSError, ValueError) as error:
             raise EngineError(f"a file in {folder} cannot be read: {reason_of(error)}") from error
         if found:

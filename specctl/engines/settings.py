@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from specctl.contents import utf8_of
 from specctl.errors import EngineError, reason_of
 from specctl.logs.trace_files import sample_place
 from specctl.records import PositiveInt, Record, canonical_json, describe_violation, option, require
@@ -127,9 +128,9 @@ def read_settings(text: str) -> PluginSettings:
     Raises:
         EngineError: a missing file, or other content.
     """
-    is_json = text.lstrip().startswith("{")
+    is_json, hint = text.lstrip().startswith("{"), "write them with `specctl export --to vllm`"
     try:
-        content = text if is_json else Path(text).read_text("utf-8")
+        content = text if is_json else utf8_of(Path(text), EngineError, hint).decode()
         return PluginSettings.model_validate_json(content)
     except ValidationError as error:
         problem = describe_violation(error)
@@ -138,6 +139,5 @@ def read_settings(text: str) -> PluginSettings:
     where = VARIABLE if is_json else text
     raise EngineError(
         f"settings of the vLLM plugin, {where}, cannot be used: {problem}",
-        hint="write them with `specctl export --to vllm`, or unset "
-        f"{VARIABLE} to run vLLM without specctl",
+        hint=f"{hint}, or unset {VARIABLE} to run vLLM without specctl",
     )

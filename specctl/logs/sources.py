@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import lzma
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import BinaryIO, Self
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
+from specctl.contents import HEAD_BYTES, encoding_of, no_text, unpacked
 from specctl.errors import InputError, UsageError, reason_of
 from specctl.progress import advance, progress
 
@@ -27,22 +28,7 @@ TIMEOUT_S = 10.0
 DEADLINE_S = 30.0
 """For a whole page, as a slow server may send a byte now and then."""
 MAX_PAGE_BYTES = 64 << 20
-_PACKED: dict[bytes, Callable[[Any], Any]] = {
-    b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream),
-    b"BZh": bz2.BZ2File,
-    b"\xfd7zXZ": lzma.LZMAFile,
-}
-_NO_TEXT = {
-    b"PK\x03\x04": ("a zip archive", "unpack it, and give the log inside"),
-    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "unpack it with `zstd -d`"),
-    b"PAR1": ("a Parquet table", "`specctl show FOLDER` describes a folder of traces"),
-    b"GGUF": ("a model's weights", "give the server's log"),
-    b"\x89PNG": ("a picture", "copy the lines as text"),
-    b"%PDF": ("a PDF", "copy the lines as text"),
-    b"\xff\xd8\xff": ("a picture", "copy the lines as text"),
-}
 _ADDRESS = re.compile(r"[\w.\-]+:\d+(?:/|$)|[\w.\-]+\.\w+(?::\d+)?/metrics$")
-_BOMS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be", b"\xef\xbb\xbf": "utf-8"}
 
 
 @dataclass(frozen=True)
@@ -78,25 +64,23 @@ class Source:
             readable(self.name),
             Path(self.name).open("rb") if held is None else io.BytesIO(held) as raw,
         ):
-            head = raw.read(512)
-            raw.seek(0)
-            for magic, (what, fix) in _NO_TEXT.items():
-                if head.startswith(magic):
-                    raise InputError(f"{self.name} is no text: it is {what}", hint=fix)
             try:
-                yield unpacked(raw)
-            except (EOFError, lzma.LZMAError) as error:
+                stream = unpacked(raw)
+                kind = no_text(stream.read(HEAD_BYTES))
+                if kind is not None:
+                    what, fix = kind
+                    problem = f"is no text: it is {what}"
+                    if stream is not raw:
+                        problem = f"is compressed, and what it holds is {what}"
+                    raise InputError(
+                        f"{self.name} {problem}", hint=fix or "give the server's log or metrics"
+                    )
+                stream.seek(0)
+                yield stream
+            except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
                 raise InputError(
-                    f"{self.name} ends within its compressed data", hint="copy it whole"
+                    f"{self.name} is compressed, and ends early or is damaged", hint="copy it whole"
                 ) from error
-
-
-def unpacked(stream: BinaryIO) -> Any:
-    """A stream from its beginning, decompressed if it is of gzip, bzip2 or xz."""
-    head = stream.read(8)
-    stream.seek(0)
-    unpack = [made for magic, made in _PACKED.items() if head.startswith(magic)]
-    return unpack[0](stream) if unpack else stream
 
 
 @contextmanager
@@ -190,11 +174,8 @@ def text_lines(source: Source) -> Iterator[tuple[Spot, str]]:
     A byte that is no text becomes U+FFFD, which no figure of a server holds.
     """
     with source.open() as stream:
-        head = stream.read(3)
-        stream.seek(0)
-        mark = next((bom for bom in _BOMS if head.startswith(bom)), b"")
-        stream.seek(len(mark))
-        encoding = _BOMS.get(mark, "utf-8")
+        encoding, mark = encoding_of(stream.read(HEAD_BYTES))
+        stream.seek(mark)
         text = io.TextIOWrapper(stream, encoding, errors="replace", newline=None)
         for number, line in enumerate(text, start=1):
             advance("lines read")

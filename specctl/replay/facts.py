@@ -19,6 +19,7 @@ from pydantic import (
     model_serializer,
 )
 
+from specctl.contents import utf8_of
 from specctl.errors import InputError, reason_of
 from specctl.formatting import count, is_fixture, listed
 from specctl.records import describe_violation
@@ -199,11 +200,12 @@ def read_result(
     path: Path,
     kind: type[ResultT],
     verb: str,
-    read: Callable[[Path], bytes] = Path.read_bytes,
+    read: Callable[[Path], bytes] | None = None,
 ) -> ResultT:
     """The record that a verb wrote; `InputError` of an unreadable file or of another content."""
     try:
-        return kind.model_validate_json(read(path))
+        wanted = f"give the file that `{verb}` writes"
+        return kind.model_validate_json(read(path) if read else utf8_of(path, InputError, wanted))
     except OSError as error:
         raise InputError(
             f"{error.filename} cannot be read: {reason_of(error)}", hint="check the path"

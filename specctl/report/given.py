@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from specctl.artifacts import PairFingerprint
+from specctl.contents import utf8_of
 from specctl.engines.engine import EngineSettings
 from specctl.errors import InputError, UsageError
 from specctl.replay.cost.files import AnyCost
@@ -140,20 +141,21 @@ def read_given(cost: AnyCost | None = None, **paths: Path | None) -> Given:
     found: dict[str, Any] = {}
     for verb, path in paths.items():
         if path is not None:
-            read = _with_facts if verb == "run" else Path.read_bytes
+            read = _with_facts if verb == "run" else None
             found[verb] = read_result(path, KINDS[verb], f"specctl {verb}", read)
     return Given(**found, cost=cost)
 
 
 def _with_facts(path: Path) -> bytes:
     """Both files of `specctl run` as one."""
-    policies = path.read_bytes()
+    hint = "give --run FOLDER/results.json; run.json is read beside it"
+    policies = utf8_of(path, InputError, hint)
     if not policies.lstrip().startswith(b"["):
         raise InputError(
             f"{path} is not results.json of `specctl run`",
-            hint="give --run FOLDER/results.json; run.json is read beside it",
+            hint=hint,
         )
-    facts = path.with_name("run.json").read_bytes()
+    facts = utf8_of(path.with_name("run.json"), InputError, hint)
     return b'{"policies": ' + policies + b', "facts": ' + facts + b"}"
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
+from specctl.contents import utf8_of
 from specctl.embedded import embedded_path
 from specctl.errors import ModelError, UsageError, did_you_mean, reason_of
 from specctl.runtime.gguf import is_gguf, read_fields, tokenizer_of
@@ -223,7 +224,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """A model's `config.json`; `ModelError` unless it is a JSON object."""
     cause: Exception | None = None
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = json.loads(utf8_of(path, ModelError, "restore the file").decode())
         found = type(config).__name__
     except FileNotFoundError as error:
         if path.is_symlink():  # of the hub's cache

@@ -278,12 +278,9 @@ def test_process_and_time(before: str, process: str, time: str) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"PK\x03\x04rest", "it is a zip archive; unpack it"),
-        (b"\x28\xb5\x2f\xfdrest", "compressed by zstd; unpack it with `zstd -d`"),
-        (b"\x89PNG\r\n\x1a\n", "it is a picture; copy the lines as text"),
-        (b"PAR1rest", "a Parquet table"),
-        (b"GGUFrest", "a model's weights"),
-        (gzipped(b"a line\n" * 99)[:-20], "ends within its compressed data; copy it whole"),
+        (b"PAR1rest", "is no text: it is a Parquet file; give the server's log or metrics"),
+        (gzipped(b"a line\n" * 99)[:-20], "is compressed, and ends early or is damaged; copy it"),
+        (gzipped(b"a line\n" * 99)[:30] + b"\xff" * 30, "is compressed, and ends early or is dam"),
         (b"", "is empty; give the log of a server"),
         (b"\n \n", "is empty"),
     ],

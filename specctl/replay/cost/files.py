@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.artifacts.strict_json import parse_strict
+from specctl.contents import utf8_of
 from specctl.durable import write_whole
 from specctl.errors import (
     ArtifactError,
@@ -57,6 +58,7 @@ OWN_CLOCKS = {
     "vllm": ("vllm", "specctl profile --from TRACES of its plugin, at several lengths"),
 }
 """Engines whose steps can be timed: the name in their clock, and the command."""
+_OTHER = "a cost model is written by specctl profile; a log is a source of specctl import"
 AnyCost = TableCost | LinearCost | EngineCost
 _MODEL: TypeAdapter[AnyCost] = TypeAdapter(Annotated[AnyCost, Field(discriminator="kind")])
 
@@ -77,7 +79,7 @@ def load_cost_model(path: Path) -> AnyCost:
     try:
         if str(path) in names and not path.exists():
             path = CLOCKS / f"{path}.json"
-        data = path.read_bytes()
+        data = utf8_of(path, InputError, _OTHER)
         model = _MODEL.validate_json(data)  # names the field of a NaN, which strict JSON cannot
         parse_strict(data)  # knows a key that stands twice, which pydantic does not
         return model
@@ -96,7 +98,7 @@ def load_cost_model(path: Path) -> AnyCost:
         problem = error.problem
     hint = "correct that, or measure again with specctl profile"
     if not data.lstrip().startswith(b"{"):
-        hint = "a cost model is written by specctl profile; a log is a source of specctl import"
+        hint = _OTHER
     raise InputError(
         f"cost model {path} breaks the format of docs/cost-model.md: {problem}", hint=hint
     )
